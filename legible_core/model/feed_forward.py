@@ -1,0 +1,75 @@
+"""The feed-forward layer of fuzzy set operations, self-forgetting quantifiers and GELU units.
+
+"Legible-by-Construction" section 3.7 couples it to the attention; its operations are those of "Explicit Fuzzy Logic in
+the Feed-Forward Layer": intersection A⊙B and set-difference A⊙(1-B) over sigmoid operands, and the two quantifiers of
+`quantifiers.py`. Every hidden unit costs one read row and one write column, as in the GELU baseline.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from legible_core.config import ModelConfig
+from legible_core.model.linear import linear, matrix
+from legible_core.model.quantifiers import QuantifierState, quantify
+
+# A quantifier starts sticky: λ = 0.98, a half-life of 34 tokens.
+STICKY = 0.98
+
+
+class FeedForward(nn.Module):
+    """hidden = [A⊙B ; A⊙(1-B) ; existentials ; proportions ; GELU], written through a free down-projection."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        layout = config.feed_forward
+        d, bias = config.d_model, config.linear_bias
+        self.layout = layout
+        matrix(self, "pair_a", layout.n_pairs, d, bias)
+        matrix(self, "pair_b", layout.n_pairs, d, bias)
+        matrix(self, "quantifier", layout.n_quantifiers, d, bias)
+        matrix(self, "gelu", layout.n_gelu, d, bias)
+        matrix(self, "down", d, layout.d_ff, bias)
+        if layout.n_quantifiers:
+            self.theta = nn.Parameter(torch.full((layout.n_quantifiers,), math.log(STICKY / (1 - STICKY))))
+        else:
+            self.register_parameter("theta", None)
+
+    @property
+    def decay(self) -> Float[Tensor, " q"]:
+        """λ = σ(θ) of every quantifier, existentials first, float32."""
+        return torch.sigmoid(self.theta.float())
+
+    def forward(
+        self, x: Float[Tensor, "b t d"], state: QuantifierState | None = None
+    ) -> tuple[Float[Tensor, "b t f"], tuple[Tensor, ...], QuantifierState | None]:
+        """The hidden vector, the operands (A, B, m; absent ones left out), and the quantifiers' state.
+
+        x: the normalised residual stream in the compute dtype; the hidden vector has its dtype.
+        """
+        parts: list[Tensor] = []
+        operands = self.operands(x)
+        after = None
+        if self.layout.n_pairs:
+            a, b = operands[0], operands[1]
+            parts += [a * b, a * (1.0 - b)]
+        if self.layout.n_quantifiers:
+            quantified, after = quantify(operands[-1], self.decay, state)
+            parts.append(quantified.to(x.dtype))
+        if self.layout.n_gelu:
+            parts.append(F.gelu(linear(self, "gelu", x)))
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)), operands, after
+
+    def operands(self, x: Float[Tensor, "b t d"]) -> tuple[Tensor, ...]:
+        """Sigmoid memberships: (A, B) of the pairs when there are pairs, then m of the quantifiers when there are any."""
+        found: list[Tensor] = []
+        if self.layout.n_pairs:
+            found += [torch.sigmoid(linear(self, "pair_a", x)), torch.sigmoid(linear(self, "pair_b", x))]
+        if self.layout.n_quantifiers:
+            found.append(torch.sigmoid(linear(self, "quantifier", x)))
+        return tuple(found)

@@ -1,0 +1,265 @@
+"""The decoder: embeddings, pre-norm layers, final norm, unembedding; forward, trace and cached generation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from legible_core.config import ModelConfig
+from legible_core.errors import LegibleError, TooLarge
+from legible_core.interventions import Edit
+from legible_core.model.attention import Attention, KeyValues
+from legible_core.model.editing import edit_heads, edit_hidden
+from legible_core.model.feed_forward import FeedForward
+from legible_core.model.linear import linear
+from legible_core.model.norm import LayerNorm
+from legible_core.model.quantifiers import QuantifierState
+from legible_core.trace import LayerTrace, Trace
+
+
+class Layer(nn.Module):
+    """Pre-norm attention and feed-forward, each added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, index: int) -> None:
+        super().__init__()
+        self.attention_norm = LayerNorm(config.d_model, config.norm_eps, config.norm_bias)
+        self.attention = Attention(config, index)
+        self.feed_forward_norm = LayerNorm(config.d_model, config.norm_eps, config.norm_bias)
+        self.feed_forward = FeedForward(config)
+
+
+@dataclass
+class LayerCache:
+    attention: KeyValues = field(default_factory=KeyValues)
+    quantifiers: QuantifierState | None = None
+
+
+@dataclass
+class Cache:
+    """Keys, values and quantifier states of the tokens so far; grows with every `forward` that is given it."""
+
+    layers: list[LayerCache]
+    length: int = 0
+
+
+@dataclass
+class Observed:
+    """What the pressures look at: per layer the operands and combined values of both surfaces."""
+
+    attention_operands: list[tuple[Tensor, ...]] = field(default_factory=list)
+    attention_outputs: list[Tensor | None] = field(default_factory=list)
+    feed_forward_operands: list[tuple[Tensor, ...]] = field(default_factory=list)
+    feed_forward_outputs: list[Tensor] = field(default_factory=list)
+
+
+class Transformer(nn.Module):
+    """A legible decoder; parameters are named as in docs/checkpoints.md.
+
+    The residual stream, norms, embeddings and logits are float32 in every compute dtype; `to_compute` moves the layers'
+    matrices to bfloat16.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.token_embedding = nn.Parameter(torch.zeros(config.vocab_size, config.d_model))
+        self.position_embedding = nn.Parameter(torch.zeros(config.context, config.d_model))
+        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.n_layers))
+        self.final_norm = LayerNorm(config.d_model, config.norm_eps, config.norm_bias)
+        untied = None if config.tied else nn.Parameter(torch.zeros(config.vocab_size, config.d_model))
+        self.register_parameter("unembedding", untied)
+        bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.unembedding_bias else None
+        self.register_parameter("unembedding_bias", bias)
+
+    # ---- running -------------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        ids: Int[Tensor, "b t"],
+        edits: Sequence[Edit] = (),
+        *,
+        cache: Cache | None = None,
+        observed: Observed | None = None,
+    ) -> Float[Tensor, "b t v"]:
+        """Logits of every position, float32.
+
+        edits: applied inside the pass, at absolute positions. cache: filled and continued. observed: collects operands
+        for the training pressures. Raises `TooLarge` past the context and `LegibleError` for an impossible edit.
+        """
+        return self.logits(self.residual(ids, edits, cache=cache, observed=observed))
+
+    def residual(
+        self,
+        ids: Int[Tensor, "b t"],
+        edits: Sequence[Edit] = (),
+        *,
+        cache: Cache | None = None,
+        observed: Observed | None = None,
+    ) -> Float[Tensor, "b t d"]:
+        """The final residual stream before the last norm, for callers that need few logits."""
+        start = 0 if cache is None else cache.length
+        x = self._embed(ids, start, edits)[0]
+        for index, layer in enumerate(self.layers):
+            x = self._layer(layer, index, x, edits, start, None if cache is None else cache.layers[index], observed)[-1]
+        if cache is not None:
+            cache.length += ids.shape[1]
+        return x
+
+    def logits(self, residual: Float[Tensor, "*s d"]) -> Float[Tensor, "*s v"]:
+        """Final norm and unembedding, float32."""
+        return F.linear(self.final_norm(residual), self.unembedding_matrix, self.unembedding_bias)
+
+    @property
+    def unembedding_matrix(self) -> Float[Tensor, "v d"]:
+        """W_U: the token embedding when tied."""
+        return self.token_embedding if self.unembedding is None else self.unembedding
+
+    def new_cache(self) -> Cache:
+        return Cache([LayerCache() for _ in self.layers])
+
+    @torch.no_grad()
+    def trace(self, ids: Int[Tensor, " t"], edits: Sequence[Edit] = ()) -> Trace:
+        """Run one prompt and keep what a reading needs of every position; computes no logits."""
+        x, token, position = self._embed(ids[None], 0, edits)
+        layers = []
+        for index, layer in enumerate(self.layers):
+            before = x
+            z, middle, hidden, x = self._layer(layer, index, x, edits, 0)
+            layers.append(LayerTrace(before[0], z[0], middle[0], hidden[0]))
+        return Trace(ids, token[0], position, tuple(layers), x[0])
+
+    @torch.no_grad()
+    def logits_at(self, trace: Trace, position: int) -> Float[Tensor, " v"]:
+        """Logits of one position of a trace."""
+        return self.logits(trace.residual[position])
+
+    # ---- recomputed on request -----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def operands(self, layer: int, trace: Trace, position: int | slice) -> dict[str, Tensor]:
+        """Operand values of a layer at one or several positions, float32.
+
+        Keys, where the model has them: pair_a, pair_b (·, p), quantifier (·, q), head_a, head_b (·, n_special, dh/2),
+        membership (·, n_special, dh). An integer position drops the leading dimension.
+        """
+        part = self.layers[layer]
+        recorded = trace.layers[layer]
+        found: dict[str, Tensor] = {}
+        x = self._compute(part.feed_forward_norm(recorded.feed_forward_in[position]), part.feed_forward.down)
+        layout = self.config.feed_forward
+        names = (["pair_a", "pair_b"] if layout.n_pairs else []) + (["quantifier"] if layout.n_quantifiers else [])
+        found.update(zip(names, part.feed_forward.operands(x), strict=True))
+        y = self._compute(part.attention_norm(recorded.attention_in[position]), part.attention.output)
+        heads = part.attention.operands(y)
+        names = ["membership"] if len(heads) == 1 else ["head_a", "head_b"]
+        found.update(zip(names, heads, strict=False))
+        return {name: values.float() for name, values in found.items()}
+
+    @torch.no_grad()
+    def attention_row(self, layer: int, head: int, trace: Trace, position: int) -> Float[Tensor, " s"]:
+        """The attention weights of a head from `position` to positions 0..position."""
+        part = self.layers[layer]
+        x = self._compute(part.attention_norm(trace.layers[layer].attention_in), part.attention.output)
+        return part.attention.pattern_row(x, head, position)  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def head_values(self, layer: int, trace: Trace) -> Float[Tensor, "t h dh"]:
+        """What every head's value is at every position (before attention gathers it), float32."""
+        part = self.layers[layer]
+        x = self._compute(part.attention_norm(trace.layers[layer].attention_in), part.attention.output)
+        return part.attention.values(x[None])[0][0].float()  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def decay(self, layer: int) -> Float[Tensor, " q"]:
+        """λ of a layer's quantifiers, existentials first; empty when it has none."""
+        part = self.layers[layer].feed_forward
+        return part.decay if part.theta is not None else torch.zeros(0, device=self.token_embedding.device)
+
+    # ---- starting and converting ---------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator) -> None:
+        """Draw starting weights: embeddings N(0, 0.02²), read rows N(0, 0.6²/d), write columns smaller by 1/√(2L)."""
+        config = self.config
+        read = 0.6 / math.sqrt(config.d_model)
+        write = {
+            "output": read / math.sqrt(2 * config.n_layers),
+            "down": 0.6 / math.sqrt(config.feed_forward.d_ff) / math.sqrt(2 * config.n_layers),
+        }
+        for name, parameter in self.named_parameters():
+            last = name.rsplit(".", 1)[-1]
+            if last in ("theta", "gain") or last.endswith("bias"):
+                continue
+            std = 0.02 if "embedding" in last else write.get(last, read)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+
+    def to_compute(self, dtype: torch.dtype) -> Transformer:
+        """Move the layers' matrices to float32 or bfloat16; embeddings, gains, norms and decays stay float32."""
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise LegibleError(f"compute dtype {dtype} is not supported; use float32 or bfloat16")
+        for layer in self.layers:
+            for part in (layer.attention, layer.feed_forward):
+                for name, parameter in part.named_parameters(recurse=False):
+                    if name != "theta":
+                        parameter.data = parameter.data.to(dtype)
+        return self
+
+    # ---- the pass itself -----------------------------------------------------------------------------------------
+
+    def _embed(self, ids: Tensor, start: int, edits: Sequence[Edit]) -> tuple[Tensor, Tensor, Tensor]:
+        stop = start + ids.shape[1]
+        if ids.shape[1] == 0:
+            raise LegibleError("The prompt is empty; give at least one token.", code="empty_prompt")
+        if stop > self.config.context:
+            raise TooLarge(f"The prompt has {stop} tokens; this checkpoint reads at most {self.config.context}.")
+        for edit in edits:
+            edit.check(self.config, stop)
+        token = F.embedding(ids, self.token_embedding)
+        position = self.position_embedding[start:stop]
+        return token + position, token, position
+
+    def _layer(
+        self,
+        layer: nn.Module,
+        index: int,
+        x: Tensor,
+        edits: Sequence[Edit],
+        start: int,
+        cache: LayerCache | None = None,
+        observed: Observed | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(z, residual between the sublayers, hidden, residual after), each with batch and token dimensions."""
+        attention, feed_forward = layer.attention, layer.feed_forward
+        z, operands, bounded = attention(
+            self._compute(layer.attention_norm(x), attention.output), None if cache is None else cache.attention
+        )
+        z = edit_heads(z, index, edits, start)
+        middle = x + linear(attention, "output", z.flatten(-2)).float()
+        hidden, atoms, state = feed_forward(
+            self._compute(layer.feed_forward_norm(middle), feed_forward.down),
+            None if cache is None else cache.quantifiers,
+        )
+        hidden = edit_hidden(hidden, index, edits, start)
+        after = middle + linear(feed_forward, "down", hidden).float()
+        if cache is not None:
+            cache.quantifiers = state
+        if observed is not None:
+            observed.attention_operands.append(operands)
+            observed.attention_outputs.append(bounded)
+            observed.feed_forward_operands.append(atoms)
+            observed.feed_forward_outputs.append(hidden[..., : feed_forward.layout.n_named])
+        return z, middle, hidden, after
+
+    @staticmethod
+    def _compute(x: Tensor, like: Tensor) -> Tensor:
+        """To the compute dtype of a layer's matrices."""
+        return x if torch.is_autocast_enabled(x.device.type) else x.to(like.dtype)
+
+
+__all__ = ["Cache", "Observed", "Transformer"]
