@@ -1,0 +1,387 @@
+"""What is asked and what is answered: the reading's request, its digest, its JSON schema; imports no torch.
+
+    ReadingRequest ── digest ──►  the permalink's name of the work
+    Reading        ── summary() + pack() ──►  one JSON row and one compressed float32 array
+                   ── to_json() ──►  the page's `.json` twin: everything needed to redraw it
+
+`docs/reading-schema.md` explains every field. Within a schema version fields are added, never renamed or removed, so a
+stored reading opens under newer code; readers ignore fields that they do not know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from legible_core.config import ModelConfig
+from legible_core.errors import Corrupt, LegibleError, TooLarge
+from legible_core.interventions import Edit, canonical_edits
+
+SCHEMA = 1
+RelativeTo: TypeAlias = Literal["nothing", "mean", "contrast"]
+Dtype: TypeAlias = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class ReadingRequest:
+    """One prediction to decompose.
+
+    `checkpoint` is the manifest hash, `ids` the prompt, `position` the 0-based position whose next token is read (None:
+    the last), `target` the token read (None: the most probable one), `contrast` the token it is compared with.
+    `relative_to` defaults to `contrast` where a contrast token is given and to `nothing` elsewhere.
+    Raises `LegibleError` when the parts contradict each other.
+    """
+
+    checkpoint: str
+    ids: tuple[int, ...]
+    position: int | None = None
+    target: int | None = None
+    contrast: int | None = None
+    relative_to: RelativeTo | None = None
+    dtype: Dtype = "float32"
+    edits: tuple[Edit, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.relative_to is None:
+            object.__setattr__(self, "relative_to", "nothing" if self.contrast is None else "contrast")
+        if self.relative_to not in get_args(RelativeTo):
+            raise LegibleError(
+                f"relative-to is {str(self.relative_to)[:40]!r}; it must be nothing, mean or contrast",
+                code="bad_relative_to",
+            )
+        if self.relative_to == "contrast" and self.contrast is None:
+            raise LegibleError("a reading relative to a contrast needs a contrast token; name one", code="bad_contrast")
+        if self.relative_to != "contrast" and self.contrast is not None:
+            raise LegibleError(
+                f"a contrast token is used only in a reading relative to contrast, not to {self.relative_to}; "
+                "leave one of the two out",
+                code="bad_contrast",
+            )
+        if self.dtype not in get_args(Dtype):
+            raise LegibleError(f"dtype is {str(self.dtype)[:40]!r}; it must be float32 or bfloat16", code="bad_dtype")
+
+    @property
+    def digest(self) -> str:
+        """The name of this prompt's readings: it fixes the forward, not the position, target or contrast."""
+        return digest(self.checkpoint, self.ids, self.edits, self.dtype)
+
+    def check(self, config: ModelConfig) -> None:
+        """Raise `LegibleError` in one sentence when this checkpoint cannot serve the request."""
+        if not self.ids:
+            raise LegibleError("The prompt is empty; type at least one character.", code="empty_prompt")
+        if len(self.ids) > config.context:
+            raise TooLarge(
+                f"The prompt has {len(self.ids)} tokens; this checkpoint reads at most {config.context}, "
+                "so shorten it.",
+                code="prompt_too_long",
+            )
+        for name, token in [("the prompt", i) for i in self.ids] + [
+            ("target", self.target),
+            ("contrast", self.contrast),
+        ]:
+            if token is not None and not 0 <= token < config.vocab_size:
+                raise LegibleError(
+                    f"Token id {token} ({name}) is not in this checkpoint's vocabulary, which ends at "
+                    f"{config.vocab_size - 1}.",
+                    code="bad_token",
+                )
+        if self.position is not None and not 0 <= self.position < len(self.ids):
+            raise LegibleError(
+                f"Position {self.position} is outside the prompt; its {len(self.ids)} tokens have positions 0 to "
+                f"{len(self.ids) - 1}.",
+                code="bad_position",
+            )
+        if self.contrast is not None and self.contrast == self.target:
+            raise LegibleError(
+                "The contrast token is the target itself, so their difference is zero; choose another.",
+                code="bad_contrast",
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` reads back to an equal request; for a job's payload."""
+        return {
+            "checkpoint": self.checkpoint,
+            "ids": list(self.ids),
+            "position": self.position,
+            "target": self.target,
+            "contrast": self.contrast,
+            "relative_to": self.relative_to,
+            "dtype": self.dtype,
+            "edits": canonical_edits(self.edits),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ReadingRequest:
+        """Read what `to_json` wrote; raises `LegibleError` for an unusable edit or contradicting parts."""
+        return cls(
+            checkpoint=data["checkpoint"],
+            ids=tuple(data["ids"]),
+            position=data.get("position"),
+            target=data.get("target"),
+            contrast=data.get("contrast"),
+            relative_to=data.get("relative_to"),
+            dtype=data.get("dtype", "float32"),
+            edits=tuple(Edit.from_json(edit) for edit in data.get("edits", ())),
+        )
+
+
+def digest(checkpoint: str, ids: Sequence[int], edits: Sequence[Edit] = (), dtype: Dtype = "float32") -> str:
+    """SHA-256 (hex) over checkpoint hash, token ids, canonical edits, compute dtype and schema version.
+
+    Edits count in the order in which they apply (set then scale differs from scale then set), their numbers as float64
+    hex, so that neither the spelling nor the rounding of a number can make two names of one computation.
+    """
+    canonical = {
+        "checkpoint": checkpoint,
+        "dtype": dtype,
+        "edits": canonical_edits(edits),
+        "ids": [int(i) for i in ids],
+        "schema": SCHEMA,
+    }
+    return hashlib.sha256(json.dumps(canonical, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+class _Part(BaseModel):
+    """A part of the schema: immutable, finite numbers only, unknown fields of a newer writer ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class CheckpointRef(_Part):
+    hash: str
+    slug: str
+
+
+class Token(_Part):
+    """A vocabulary entry: `text` as decoded alone (lossy for partial bytes), `bytes` in hex, `display` as a chip."""
+
+    id: int
+    text: str
+    display: str
+    bytes: str
+
+
+class Prediction(Token):
+    logit: float
+    probability: float
+
+
+class TargetToken(Prediction):
+    """A token with its place among the predictions, 1 for the most probable."""
+
+    rank: int
+
+
+class Term(_Part):
+    id: str
+    value: float
+
+
+class LabelInfo(_Part):
+    """A short label with its evidence: `q` the corrected p-value, `n` the tokens it rests on, agreement on unseen text."""
+
+    text: str
+    kind: str
+    q: float | None = None
+    n: int | None = None
+    agreement: float | None = None
+
+
+class DetectToken(_Part):
+    """One line of the detect side: the token, its lift over its base rate, how often it was ON, its share of ONs."""
+
+    id: int
+    display: str
+    lift: float
+    count: int
+    share: float
+
+
+class OperandValue(_Part):
+    """An operand (or a head's channel) at the read position; `term` is the part of the sum it alone writes, if any."""
+
+    id: str
+    value: float
+    term: float | None = None
+    label: LabelInfo | None = None
+    detect: tuple[DetectToken, ...] = ()
+
+
+class Promoted(_Part):
+    id: int
+    display: str
+    weight: float
+
+
+class Contributor(_Part):
+    """A head or unit with its term and what is known of it; `half_life` in tokens, `target_rank` from 1."""
+
+    id: str
+    kind: str
+    glyph: str
+    value: float
+    activation: float | None = None
+    operation: str | None = None
+    operands: tuple[OperandValue, ...] = ()
+    decay: float | None = None
+    half_life: float | None = None
+    promotes: tuple[Promoted, ...] = ()
+    target_rank: int | None = None
+    label: LabelInfo | None = None
+    formula: str | None = None
+    cls: str | None = Field(default=None, alias="class")
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
+
+
+class LayerTotals(_Part):
+    layer: int
+    heads: tuple[float, ...]
+    attention: float
+    intersection: float
+    difference: float
+    existential: float
+    proportion: float
+    gelu: float
+
+
+class Groups(_Part):
+    """A partition of the sum: the six numbers add up to it. `attention` holds the bounded heads."""
+
+    attention: float
+    linear_attention: float
+    set_operators: float
+    quantifiers: float
+    gelu: float
+    floor: float
+
+
+class Shares(_Part):
+    """(bounded heads + named units) / (all heads + all units), of the signed net and of the absolute mass."""
+
+    net: float | None
+    mass: float | None
+    named_net: float | None = None
+    named_mass: float | None = None
+    why_undefined: str | None = None
+
+
+class Summary(_Part):
+    """Schema 1 of a reading, without the array of all terms."""
+
+    schema_version: int = Field(alias="schema")
+    digest: str
+    checkpoint: CheckpointRef
+    dtype: Dtype
+    edits: tuple[dict[str, Any], ...]
+    tokens: tuple[Token, ...]
+    position: int
+    relative_to: RelativeTo
+    target: TargetToken
+    contrast: TargetToken | None
+    predictions: tuple[Prediction, ...]
+    value: float
+    sum: float
+    residual: float
+    tolerance: float
+    scale: float
+    floor: tuple[Term, ...]
+    groups: Groups
+    shares: Shares
+    layers: tuple[LayerTotals, ...]
+    top: tuple[Contributor, ...]
+    units_shape: tuple[int, int]
+    heads_shape: tuple[int, int]
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A finished reading: the summary, and every head's and unit's term as float32.
+
+    heads (n_layers, n_heads), units (n_layers, d_ff), in logits.
+    """
+
+    summary: Summary
+    heads: np.ndarray
+    units: np.ndarray
+
+    def __getattr__(self, name: str) -> Any:
+        # reading.value, reading.target, ...: the summary's fields, without saying "summary" each time.
+        if name.startswith("_") or name == "summary":
+            raise AttributeError(name)
+        return getattr(self.summary, name)
+
+    def summary_json(self) -> str:
+        """The JSON row that is stored beside `pack()`."""
+        return json.dumps(self.summary.model_dump(by_alias=True), ensure_ascii=False, separators=(",", ":"))
+
+    def pack(self) -> bytes:
+        """zlib over little-endian float32: all heads, layer by layer, then all units, layer by layer."""
+        flat = np.concatenate([self.heads.ravel(), self.units.ravel()]).astype("<f4")
+        return zlib.compress(flat.tobytes(), 1)
+
+    @classmethod
+    def unpack(cls, summary: str | dict[str, Any], array: bytes) -> Reading:
+        """Read back `summary_json()` and `pack()`; raises `Corrupt` when they do not belong together."""
+        head = _summary(summary)
+        (layers, n_heads), (_, d_ff) = head.heads_shape, head.units_shape
+        size = layers * (n_heads + d_ff)
+        try:
+            engine = zlib.decompressobj()
+            # One byte more than expected is enough to notice, and keeps a crafted row from filling the memory.
+            raw = engine.decompress(array, size * 4 + 1)
+        except zlib.error as error:
+            raise Corrupt(
+                f"The stored terms of reading {head.digest[:12]} cannot be decompressed.", code="corrupt_reading"
+            ) from error
+        if len(raw) != size * 4 or not engine.eof:
+            raise Corrupt(
+                f"The stored terms of reading {head.digest[:12]} are {len(raw)} bytes; its summary needs {size * 4}.",
+                code="corrupt_reading",
+            )
+        flat = np.frombuffer(raw, dtype="<f4")
+        split = layers * n_heads
+        return cls(head, flat[:split].reshape(layers, n_heads), flat[split:].reshape(layers, d_ff))
+
+    def to_json(self) -> dict[str, Any]:
+        """The complete document: the summary and `units`, one list per layer (heads are in `layers`)."""
+        data = self.summary.model_dump(mode="json", by_alias=True)
+        # The shortest decimal that reads back to the same float32, about 10 characters a unit.
+        data["units"] = [[float(text) for text in row] for row in self.units.astype(str)]
+        return data
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Reading:
+        """Read what `to_json` wrote; raises `Corrupt` when it is no reading of this schema."""
+        head = _summary(data)
+        heads = np.array([layer.heads for layer in head.layers], dtype=np.float32).reshape(head.heads_shape)
+        units = np.array(data.get("units", []), dtype=np.float32)
+        if units.shape != head.units_shape:
+            raise Corrupt(
+                f"A reading's units have shape {units.shape}, not {head.units_shape}.", code="corrupt_reading"
+            )
+        return cls(head, heads, units)
+
+
+def _summary(data: str | dict[str, Any]) -> Summary:
+    try:
+        parsed = json.loads(data) if isinstance(data, str) else data
+        version = parsed.get("schema")
+        if version != SCHEMA:
+            raise Corrupt(
+                f"This reading has schema {version!r}; this program reads schema {SCHEMA}.", code="unknown_schema"
+            )
+        return Summary.model_validate(parsed)
+    except (ValidationError, AttributeError, json.JSONDecodeError) as error:
+        raise Corrupt(
+            f"A stored reading does not follow its schema: {str(error)[:200]}", code="corrupt_reading"
+        ) from error
