@@ -1,0 +1,356 @@
+"""Which checkpoints there are, and whether each is what it claims to be; imports no torch.
+
+    checkpoint = open_checkpoint(folder)         # validated: card, manifest hash, config, header against config
+    entries = survey([models_dir], added)        # all of them, each with its checkpoint or the reason it is refused
+    checkpoint = resolve("novel-legible", entries)
+
+Nothing is allocated by what a file claims before the claim is checked, and no pickled file is ever opened. Reading the
+weights themselves (finiteness, tensors) is `legible_core.checkpoint`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from legible_core import folder as files
+from legible_core.config import ModelConfig
+from legible_core.errors import Conflict, Corrupt, LegibleError, NotFound
+from legible_core.folder import Card, TensorInfo
+from legible_core.token_service import TokenizerService
+
+_SLUG = re.compile(r"[a-z0-9](?:[a-z0-9_-]|\.(?=[a-z0-9])){0,63}")
+
+# What a card may say of legibility; each is shown only beside the quality of the same checkpoint.
+QUALITY = ("loss", "perplexity")
+LEGIBILITY = ("operands_crisp", "operands_constant", "operands_alive_and_named", "values_selective", "units_selective")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint folder that passed every check that needs no torch."""
+
+    slug: str
+    path: Path
+    hash: str
+    config: ModelConfig
+    card: Card
+    parameters: int
+    bytes: int
+    dtype: str
+    origin: str = "shipped"
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return self.parameters
+
+    @property
+    def tokenizer_path(self) -> Path:
+        return self.path / files.TOKENIZER
+
+    @property
+    def has_names(self) -> bool:
+        return (self.path / "names.json").is_file()
+
+    @property
+    def title(self) -> str:
+        return self.card.fields.get("title", self.slug)
+
+    @property
+    def kind(self) -> str:
+        """The architecture in a few words, such as `Boolean values, rho 0.5, quantifiers 0.125`."""
+        value, ff = self.config.attention.value, self.config.feed_forward
+        words = ["Boolean values" if value == "boolean" else f"{value} values"]
+        words.append("GELU" if ff.n_named == 0 else f"rho {ff.gelu_fraction:g}")
+        if ff.n_quantifiers:
+            words.append(f"quantifiers {ff.quantifier_fraction:g}")
+        return ", ".join(words)
+
+    @property
+    def tokens_trained(self) -> int | None:
+        tokens = self.card.number("tokens")
+        return None if tokens is None else int(tokens)
+
+    @property
+    def perplexity(self) -> float | None:
+        """Per token, on the text that the card names; from the loss where only that is given."""
+        perplexity, loss = self.card.number("perplexity"), self.card.number("loss")
+        if perplexity is None and loss is not None and loss < 700:
+            return math.exp(loss)
+        return perplexity
+
+    @property
+    def legibility(self) -> dict[str, float]:
+        """The card's legible figures, in per cent; empty when the card gives no quality beside them."""
+        if self.perplexity is None:
+            return {}
+        figures = {key: self.card.number(key) for key in LEGIBILITY}
+        return {key: value for key, value in figures.items() if value is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        """What `legible models --json` prints for it."""
+        return {
+            "slug": self.slug,
+            "title": self.title,
+            "hash": self.hash,
+            "kind": self.kind,
+            "origin": self.origin,
+            "parameters": self.parameters,
+            "bytes": self.bytes,
+            "dtype": self.dtype,
+            "config": self.config.to_json(),
+            "tokens_trained": self.tokens_trained,
+            "perplexity": self.perplexity,
+            "legibility": self.legibility,
+            "named": self.has_names,
+            "card": dict(self.card.fields),
+            "path": str(self.path),
+        }
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A folder that was looked at: its checkpoint, or the error that refuses it."""
+
+    slug: str
+    path: Path
+    origin: str
+    checkpoint: Checkpoint | None = None
+    error: LegibleError | None = None
+
+
+def check_slug(slug: str) -> str:
+    """The slug itself, when it can stand in an address and a path; raises `LegibleError` otherwise."""
+    if not isinstance(slug, str) or not _SLUG.fullmatch(slug):
+        raise LegibleError(
+            f"The slug {str(slug)[:80]!r} is not usable: 1 to 64 of a-z, 0-9, '-', '_' and single dots, "
+            "starting with a letter or digit.",
+            code="bad_slug",
+        )
+    return slug
+
+
+def open_checkpoint(
+    folder: Path | str, *, slug: str | None = None, origin: str = "shipped", tokenizer: TokenizerService | None = None
+) -> Checkpoint:
+    """Validate a checkpoint folder without reading its weights into memory.
+
+    Checks the config, the header of the weights against it and against the file's size, the card, and its hash
+    against the manifest of weights, config and tokenizer. With a `tokenizer` service also that the tokenizer can be
+    used and has the config's vocabulary. `slug` defaults to the folder's name.
+
+    Raises `NotFound` when there is no such folder, `Corrupt` with one sentence for anything else.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise NotFound(f"There is no checkpoint folder {str(folder)!r}.")
+    folder = folder.resolve()
+    slug = check_slug(slug if slug is not None else folder.name)
+    try:
+        if not os.path.lexists(folder / files.WEIGHTS) and (pickled := files.pickled_instead(folder)):
+            raise pickled
+        config = read_config(folder)
+        tensors = validate_header(folder, config)
+        card = Card.parse(files.read_text(folder, files.CARD, files.MAX_CARD_BYTES))
+        identity = identify(folder)
+        _check_card(card, identity)
+        checkpoint = Checkpoint(
+            slug=slug,
+            path=folder,
+            hash=identity,
+            config=config,
+            card=card,
+            parameters=sum(math.prod(info.shape) for info in tensors.values()),
+            bytes=max(info.end for info in tensors.values()),
+            dtype=_main_dtype(tensors),
+            origin=origin,
+        )
+        # Read once here, so that a card with a broken figure is refused rather than failing a page later.
+        _ = (checkpoint.tokens_trained, checkpoint.legibility)
+        if tokenizer is not None:
+            check_vocabulary(config, tokenizer.call("facts", checkpoint.tokenizer_path)["vocab_size"])
+    except LegibleError as error:
+        raise _about(slug, error) from None
+    return checkpoint
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The config.json of a checkpoint folder."""
+    return ModelConfig.from_json(
+        files.parse_json(files.read_text(folder, files.CONFIG, files.MAX_CONFIG_BYTES), files.CONFIG)
+    )
+
+
+def validate_header(folder: Path, config: ModelConfig | None = None) -> dict[str, TensorInfo]:
+    """The header of model.safetensors, when it holds exactly the tensors that the config asks for."""
+    return check_tensors(files.read_header(folder), config or read_config(folder))
+
+
+def check_tensors(tensors: dict[str, TensorInfo], config: ModelConfig) -> dict[str, TensorInfo]:
+    """The same tensors, when their names and shapes are exactly the config's; raises `Corrupt` otherwise."""
+    expected = 0
+    for name, shape in expected_tensors(config):
+        if name not in tensors:
+            raise Corrupt(
+                f"the tensor {name} is missing from {files.WEIGHTS}; config.json asks for its shape {list(shape)}"
+            )
+        if tensors[name].shape != shape:
+            raise Corrupt(
+                f"the tensor {name} has the shape {list(tensors[name].shape)}; config.json asks for {list(shape)}"
+            )
+        expected += 1
+    if len(tensors) > expected:
+        known = {name for name, _ in expected_tensors(config)}
+        unknown = sorted(name[:80] for name in tensors if name not in known)
+        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+        raise Corrupt(
+            f"{files.WEIGHTS} holds tensors that config.json has no place for: {', '.join(unknown[:3])}{more}"
+        )
+    return tensors
+
+
+def expected_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor of a checkpoint with this config, as docs/checkpoints.md lists them."""
+    d, ff = config.d_model, config.feed_forward
+
+    def matrix(name: str, rows: int, columns: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        if rows:
+            yield name, (rows, columns)
+            if config.linear_bias:
+                yield f"{name}_bias", (rows,)
+
+    def norm(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield f"{name}.gain", (d,)
+        if config.norm_bias:
+            yield f"{name}.bias", (d,)
+
+    yield "token_embedding", (config.vocab_size, d)
+    yield "position_embedding", (config.context, d)
+    yield from norm("final_norm")
+    if not config.tied:
+        yield "unembedding", (config.vocab_size, d)
+    if config.unembedding_bias:
+        yield "unembedding_bias", (config.vocab_size,)
+    for layer in range(config.n_layers):
+        attention, feed_forward = f"layers.{layer}.attention", f"layers.{layer}.feed_forward"
+        bounded = config.attention.n_special[layer] * config.d_head
+        yield from norm(f"{attention}_norm")
+        yield from norm(f"{feed_forward}_norm")
+        yield from matrix(f"{attention}.query", d, d)
+        yield from matrix(f"{attention}.key", d, d)
+        yield from matrix(f"{attention}.bounded_values", bounded, d)
+        yield from matrix(f"{attention}.linear_values", d - bounded, d)
+        yield from matrix(f"{attention}.output", d, d)
+        yield from matrix(f"{feed_forward}.pair_a", ff.n_pairs, d)
+        yield from matrix(f"{feed_forward}.pair_b", ff.n_pairs, d)
+        yield from matrix(f"{feed_forward}.quantifier", ff.n_quantifiers, d)
+        yield from matrix(f"{feed_forward}.gelu", ff.n_gelu, d)
+        yield from matrix(f"{feed_forward}.down", d, ff.d_ff)
+        if ff.n_quantifiers:
+            yield f"{feed_forward}.theta", (ff.n_quantifiers,)
+
+
+def check_vocabulary(config: ModelConfig, tokenizer_size: int) -> None:
+    """Raises `Corrupt` when the tokenizer's ids are not exactly the rows of the embedding."""
+    if tokenizer_size != config.vocab_size:
+        raise Corrupt(
+            f"tokenizer.json has {tokenizer_size:,} tokens and config.json a vocabulary of {config.vocab_size:,}; "
+            "they must be equal"
+        )
+
+
+def identify(folder: Path) -> str:
+    """The manifest hash of a folder; files that have not changed since the last look are not hashed again."""
+    return files.manifest_hash({name: _hash_of(folder, name) for name in files.MANIFEST_FILES})
+
+
+def survey(
+    roots: Iterable[Path], added: Iterable[tuple[str, Path]] = (), *, tokenizer: TokenizerService | None = None
+) -> list[Entry]:
+    """Every checkpoint folder directly under `roots` (shipped), and the `added` ones as (slug, folder).
+
+    A folder that is refused is listed with its error; so is a second one under a slug that is taken.
+    """
+    candidates: list[tuple[str, Path, str]] = []
+    for root in roots:
+        if root.is_dir():
+            for path in sorted(root.iterdir()):
+                # A folder without either file is something else, such as a README or a draft.
+                looks = any(os.path.lexists(path / name) for name in (files.CONFIG, files.WEIGHTS))
+                if looks and not path.name.startswith("."):
+                    candidates.append((path.name, path, "shipped"))
+    candidates += [(slug, Path(path), "added") for slug, path in added]
+    entries: dict[str, Entry] = {}
+    refused: list[Entry] = []
+    for slug, path, origin in candidates:
+        try:
+            if slug in entries:
+                raise Conflict(
+                    f"The slug {slug!r} is already taken by {entries[slug].path}; add this one under another."
+                )
+            checkpoint = open_checkpoint(path, slug=slug, origin=origin, tokenizer=tokenizer)
+            entries[slug] = Entry(slug, path, origin, checkpoint=checkpoint)
+        except LegibleError as error:
+            refused.append(Entry(slug, path, origin, error=error))
+    return [*entries.values(), *refused]
+
+
+def discover(roots: Iterable[Path], added: Iterable[tuple[str, Path]] = ()) -> list[Checkpoint]:
+    """The checkpoints of `survey` that passed."""
+    return [entry.checkpoint for entry in survey(roots, added) if entry.checkpoint is not None]
+
+
+def resolve(slug: str, entries: Iterable[Entry]) -> Checkpoint:
+    """The checkpoint with this slug or hash; raises its own error when it is refused, `NotFound` when there is none."""
+    entries = list(entries)
+    for entry in entries:
+        if entry.checkpoint is not None and slug in (entry.slug, entry.checkpoint.hash):
+            return entry.checkpoint
+    for entry in entries:
+        if entry.slug == slug and entry.error is not None:
+            raise entry.error
+    known = ", ".join(entry.slug for entry in entries if entry.checkpoint is not None) or "none yet"
+    raise NotFound(
+        f"There is no checkpoint {str(slug)[:80]!r}; there are: {known}.", hint="`legible add FOLDER` adds one."
+    )
+
+
+def _check_card(card: Card, identity: str) -> None:
+    claimed = card.fields.get("hash")
+    if claimed is None:
+        raise Corrupt(f"its card (README.md) gives no hash; its front must hold the line `hash: {identity}`")
+    if claimed.removeprefix("sha256:").lower() != identity:
+        raise Corrupt(
+            f"its card (README.md) is for the hash {claimed[:20]}…, and its files have {identity[:12]}…; "
+            "the card or one of the files is not the original"
+        )
+
+
+def _main_dtype(tensors: dict[str, TensorInfo]) -> str:
+    """The dtype in which most of the bytes are stored."""
+    return max(files.DTYPE_BYTES, key=lambda dtype: sum(t.end - t.start for t in tensors.values() if t.dtype == dtype))
+
+
+def _about(slug: str, error: LegibleError) -> LegibleError:
+    """The same error as a whole sentence that names the checkpoint."""
+    reason = error.message.rstrip(".")
+    message = f"The checkpoint {slug} is refused: {reason}."
+    return Corrupt(message, code=error.code if error.code != "not_found" else None, hint=error.hint)
+
+
+def _hash_of(folder: Path, name: str) -> str:
+    with files.open_inside(folder, name) as (_, status):
+        key = (str(folder), name, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return _cached_hash(key)
+
+
+@functools.lru_cache(maxsize=256)
+def _cached_hash(key: tuple[str, str, int, int, int, int, int]) -> str:
+    return files.file_hash(Path(key[0]), key[1])
