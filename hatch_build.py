@@ -1,4 +1,4 @@
-"""A wheel carries what the program reads beside its code, under `app/_bundled`; an editable install reads the checkout."""
+"""A wheel carries what the program reads beside its code, as `app/_bundled`; an editable install reads the checkout."""
 
 from pathlib import Path
 from typing import Any

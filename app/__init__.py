@@ -1,0 +1,1 @@
+"""The workbench: a web process without torch, a worker process with it, and SQL between them."""

@@ -1,0 +1,412 @@
+"""The job queue: states in SQL, claimed by compare-and-set, so that any number of processes may submit and work.
+
+    waiting ──claim──► running ──finish──► done | failed | cancelled
+       ▲                  │
+       └──lease lost, or released by a worker that stops
+
+- A key is unique while its job waits or runs: the same request twice is one job.
+- A claim raises `attempt`, the fencing number. Progress and results are accepted only with the current one, so a worker
+  that stalled past its lease and then finishes changes nothing.
+- A lease that runs out (the database's clock) puts the job back; after `max_attempts` losses it fails with the reason.
+- A result is stored in the same transaction that ends the job: both happen, once, or neither.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sqlalchemy import Connection, Row, and_, case, delete, exc, func, insert, or_, select, update
+
+from app import wake
+from app.database import Database
+from app.tables import JobEventRow, JobRow, WorkerRow, clock
+from legible_core.errors import Conflict, LegibleError, NotFound
+
+INTERACTIVE = 100
+BACKGROUND = 0
+ACTIVE = ("waiting", "running")
+KEPT_FINISHED = 1000
+
+LOST = "The worker stopped while it ran this job"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as stored. Times are seconds since 1970; `place` counts the jobs before a waiting one, itself included.
+
+    `stage` says what a running job does now (load, run, store); `error` is the inner object of the shared error body.
+    """
+
+    id: int
+    kind: str
+    key: str
+    subject: str | None
+    payload: dict[str, Any]
+    priority: int
+    state: str
+    stage: str | None
+    done: float | None
+    total: float | None
+    attempt: int
+    lost: int
+    max_attempts: int
+    cancel_requested: bool
+    worker: str | None
+    result: dict[str, Any] | None
+    error: dict[str, Any] | None
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+
+    @property
+    def active(self) -> bool:
+        return self.state in ACTIVE
+
+    @property
+    def share(self) -> float | None:
+        """How much is done, 0 to 1; None while that is unknown."""
+        return None if not self.total or self.done is None else min(1.0, self.done / self.total)
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    at: float
+    event: str
+    attempt: int
+    worker: str | None
+    note: str | None
+
+
+_COLUMNS = [getattr(JobRow, field.name) for field in fields(Job)]
+
+
+class Queue:
+    """Operations on jobs. Safe from many threads and many processes.
+
+    `lease_seconds` is how long a claim holds without a heartbeat, `max_attempts` how many lost workers a job may cost.
+    """
+
+    def __init__(self, database: Database, *, lease_seconds: float = 30.0, max_attempts: int = 3) -> None:
+        self.database = database
+        self.lease_seconds = lease_seconds
+        self.max_attempts = max_attempts
+
+    # -- for pages and commands --------------------------------------------------------------------------------------
+
+    def submit(
+        self, kind: str, key: str, payload: dict[str, Any], *, priority: int = INTERACTIVE, subject: str | None = None
+    ) -> Job:
+        """The job for `key`: the one that waits or runs already, else a new one, committed before this returns.
+
+        `subject` is the digest whose deletion takes the job along. A waiting job is raised to the higher priority.
+        """
+        for _ in range(5):
+            with self.database.write() as connection:
+                found = self._active(connection, key)
+                if found is not None:
+                    if found.priority < priority:
+                        connection.execute(update(JobRow).where(JobRow.id == found.id).values(priority=priority))
+                    return found
+                try:
+                    with connection.begin_nested():
+                        job = self._insert(connection, kind, key, payload, priority, subject)
+                except exc.IntegrityError:
+                    continue  # Postgres: another process inserted the same key meanwhile; look again
+                self._forget_old(connection)
+                wake.within(connection)
+            wake.after(self.database)
+            return job
+        raise Conflict("The same job is being submitted by others; try again.", code="busy")
+
+    def get(self, job_id: int) -> Job:
+        """One job; NotFound when there is none, for instance because its reading was deleted."""
+        with self.database.read() as connection:
+            row = connection.execute(select(*_COLUMNS).where(JobRow.id == job_id)).first()
+        if row is None:
+            raise NotFound(f"There is no job {job_id}; finished jobs are forgotten after a while.")
+        return _job(row)
+
+    def find(self, key: str) -> Job | None:
+        """The newest job with this key, whatever its state."""
+        query = select(*_COLUMNS).where(JobRow.key == key).order_by(JobRow.id.desc()).limit(1)
+        with self.database.read() as connection:
+            row = connection.execute(query).first()
+        return None if row is None else _job(row)
+
+    def list(self, *, states: Sequence[str] | None = None, limit: int = 100) -> list[Job]:
+        """Running jobs, then waiting ones in the order of their turn, then finished ones, the newest first."""
+        rank = case((JobRow.state == "running", 0), (JobRow.state == "waiting", 1), else_=2)
+        turn = case((JobRow.state == "waiting", -JobRow.priority), else_=0)
+        order = case((JobRow.state.in_(ACTIVE), JobRow.id), else_=-JobRow.id)
+        query = select(*_COLUMNS).order_by(rank, turn, order).limit(limit)
+        if states is not None:
+            query = query.where(JobRow.state.in_(states))
+        with self.database.read() as connection:
+            return [_job(row) for row in connection.execute(query)]
+
+    def place(self, job: Job) -> int | None:
+        """The place of a waiting job in the line, 1 for the next; None once it does not wait."""
+        ahead = or_(JobRow.priority > job.priority, and_(JobRow.priority == job.priority, JobRow.id <= job.id))
+        query = select(func.count()).select_from(JobRow).where(JobRow.state == "waiting", ahead)
+        with self.database.read() as connection:
+            return int(connection.execute(query).scalar_one()) if job.state == "waiting" else None
+
+    def events(self, job_id: int) -> list[JobEvent]:
+        """What happened to a job, in order."""
+        query = select(*JobEventRow.__table__.c).where(JobEventRow.job_id == job_id).order_by(JobEventRow.id)
+        with self.database.read() as connection:
+            return [JobEvent(row.at, row.event, row.attempt, row.worker, row.note) for row in connection.execute(query)]
+
+    def cancel(self, job_id: int) -> Job:
+        """Cancel a waiting job now; ask a running one to stop at its next batch. Conflict when it has ended already."""
+        with self.database.write() as connection:
+            waiting = connection.execute(
+                update(JobRow)
+                .where(JobRow.id == job_id, JobRow.state == "waiting")
+                .values(state="cancelled", finished_at=clock(), cancel_requested=True)
+            ).rowcount
+            running = 0
+            if waiting:
+                self._event(connection, job_id, "cancelled")
+            else:
+                running = connection.execute(
+                    update(JobRow).where(JobRow.id == job_id, JobRow.state == "running").values(cancel_requested=True)
+                ).rowcount
+        job = self.get(job_id)
+        if not waiting and not running:
+            raise Conflict(f"Job {job_id} is {job.state} already.", code="job_ended")
+        return job
+
+    def retry(self, job_id: int) -> Job:
+        """Submit a failed or cancelled job again; Conflict while it is active or when it is done."""
+        job = self.get(job_id)
+        if job.state not in ("failed", "cancelled"):
+            raise Conflict(f"Job {job_id} is {job.state}; only a failed or cancelled job can be tried again.")
+        return self.submit(job.kind, job.key, job.payload, priority=job.priority, subject=job.subject)
+
+    # -- for workers -------------------------------------------------------------------------------------------------
+
+    def claim(self, worker: str, kinds: Sequence[str], *, at_least: int | None = None) -> Job | None:
+        """The next job for `worker`, now running with a fresh lease and attempt number; None when there is none.
+
+        `at_least` looks only at jobs of that priority or more: what a long job lets pass between its batches.
+        """
+        with self.database.write() as connection:
+            self._expire(connection)
+            query = (
+                select(JobRow.id, JobRow.attempt)
+                .where(JobRow.state == "waiting", JobRow.kind.in_(kinds))
+                .order_by(JobRow.priority.desc(), JobRow.id)
+                .limit(1)
+                .with_for_update(skip_locked=True)
+            )
+            if at_least is not None:
+                query = query.where(JobRow.priority >= at_least)
+            row = connection.execute(query).first()
+            if row is None:
+                return None
+            claimed = connection.execute(
+                update(JobRow)
+                .where(JobRow.id == row.id, JobRow.attempt == row.attempt, JobRow.state == "waiting")
+                .values(
+                    state="running", stage="load", done=None, total=None, paused=False, attempt=row.attempt + 1,
+                    worker=worker, lease_until=clock() + self.lease_seconds,
+                    started_at=func.coalesce(JobRow.started_at, clock()),
+                )
+                .returning(*_COLUMNS)
+            ).first()  # fmt: skip
+            if claimed is None:
+                return None
+            self._event(connection, row.id, "claimed", attempt=row.attempt + 1, worker=worker)
+        return _job(claimed)
+
+    def waiting(self, kinds: Sequence[str], *, at_least: int) -> bool:
+        """Whether a job of that priority or more waits; cheap enough to ask between batches."""
+        query = select(JobRow.id).where(
+            JobRow.state == "waiting", JobRow.priority >= at_least, JobRow.kind.in_(kinds)
+        )  # fmt: skip
+        with self.database.read() as connection:
+            return connection.execute(query.limit(1)).first() is not None
+
+    def heartbeat(self, job: Job) -> bool:
+        """Extend the lease; False when the job is no longer this attempt's."""
+        with self.database.write() as connection:
+            return self._update(connection, job, lease_until=clock() + self.lease_seconds)
+
+    def progress(
+        self, job: Job, *, stage: str | None = None, done: float | None = None, total: float | None = None,
+        paused: bool = False,
+    ) -> bool:  # fmt: skip
+        """Say how far the attempt is, extending its lease; False when the job is no longer this attempt's.
+
+        While `paused` (the worker runs something more urgent) the loss of the worker is not this job's fault.
+        """
+        values = {"stage": stage, "done": done, "total": total}
+        changes: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+        with self.database.write() as connection:
+            return self._update(connection, job, **changes, paused=paused, lease_until=clock() + self.lease_seconds)
+
+    def cancelled(self, job: Job) -> bool:
+        """Whether this attempt should stop: someone asked, or the job is another attempt's or gone."""
+        query = select(JobRow.cancel_requested).where(*_current(job))
+        with self.database.read() as connection:
+            asked = connection.execute(query).scalar()
+        return asked is None or bool(asked)
+
+    def finish(
+        self, job: Job, result: dict[str, Any] | None = None, write: Callable[[Connection], None] | None = None
+    ) -> bool:
+        """End the attempt as done, running `write` in the same transaction; False when the result is not accepted.
+
+        It is accepted from the current attempt only, and not after a request to cancel, which then ends the job.
+        """
+        with self.database.write() as connection:
+            row = connection.execute(
+                select(JobRow.cancel_requested).where(*_current(job)).with_for_update()
+            ).first()  # fmt: skip
+            if row is None:
+                self._refused(connection, job)
+                return False
+            if row.cancel_requested:
+                self._end(connection, job, "cancelled")
+                return False
+            if write is not None:
+                write(connection)
+            self._end(connection, job, "done", result=result)
+        return True
+
+    def fail(self, job: Job, error: LegibleError) -> bool:
+        """End the attempt as failed with the reason; False when the job is no longer this attempt's."""
+        with self.database.write() as connection:
+            return self._end(connection, job, "failed", error=error.body()["error"], note=error.message)
+
+    def stop(self, job: Job) -> bool:
+        """End the attempt as cancelled."""
+        with self.database.write() as connection:
+            return self._end(connection, job, "cancelled")
+
+    def release(self, job: Job) -> bool:
+        """Put the job back in line, because the worker stops in good order; not counted as a loss."""
+        with self.database.write() as connection:
+            released = self._update(connection, job, state="waiting", stage=None, worker=None, lease_until=None)
+            if released:
+                self._event(connection, job.id, "released", attempt=job.attempt, worker=job.worker)
+                wake.within(connection)
+        if released:
+            wake.after(self.database)
+        return released
+
+    def abandon(self, worker: str) -> int:
+        """End the leases of a worker that is known to be dead, so that nobody waits for them to run out."""
+        with self.database.write() as connection:
+            held = and_(JobRow.worker == worker, JobRow.state == "running")
+            count = connection.execute(update(JobRow).where(held).values(lease_until=0.0)).rowcount
+            connection.execute(delete(WorkerRow).where(WorkerRow.id == worker))
+            if count:
+                self._expire(connection)
+                wake.within(connection)
+        if count:
+            wake.after(self.database)
+        return count
+
+    def hello(self, worker: str, *, host: str, pid: int, version: str, device: str | None = None) -> None:
+        """A worker's own heartbeat: insert or refresh its row."""
+        with self.database.write() as connection:
+            changed = connection.execute(
+                update(WorkerRow).where(WorkerRow.id == worker).values(seen_at=clock(), device=device)
+            ).rowcount
+            if not changed:
+                values = {"id": worker, "host": host, "pid": pid, "version": version, "device": device}
+                connection.execute(insert(WorkerRow).values(**values, started_at=clock(), seen_at=clock()))
+
+    def goodbye(self, worker: str) -> None:
+        """Forget a worker that ends in good order."""
+        with self.database.write() as connection:
+            connection.execute(delete(WorkerRow).where(WorkerRow.id == worker))
+
+    # -- details -----------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _active(connection: Connection, key: str) -> Job | None:
+        row = connection.execute(select(*_COLUMNS).where(JobRow.key == key, JobRow.state.in_(ACTIVE))).first()
+        return None if row is None else _job(row)
+
+    def _insert(
+        self, connection: Connection, kind: str, key: str, payload: dict[str, Any], priority: int, subject: str | None
+    ) -> Job:
+        values = {
+            "kind": kind, "key": key, "subject": subject, "payload": payload, "priority": priority, "state": "waiting",
+            "attempt": 0, "lost": 0, "max_attempts": self.max_attempts, "paused": False, "cancel_requested": False,
+            "created_at": clock(),
+        }  # fmt: skip
+        job = _job(connection.execute(insert(JobRow).values(values).returning(*_COLUMNS)).one())
+        self._event(connection, job.id, "submitted")
+        return job
+
+    def _expire(self, connection: Connection) -> None:
+        """Take running jobs whose lease ran out: cancelled if asked, failed at the cap, else back in line."""
+        query = (
+            select(*_COLUMNS, JobRow.paused)
+            .where(JobRow.state == "running", JobRow.lease_until < clock())
+            .with_for_update(skip_locked=True)
+        )
+        for row in connection.execute(query).all():
+            lost = row.lost + (0 if row.paused else 1)
+            self._event(connection, row.id, "lost", attempt=row.attempt, worker=row.worker)
+            job = _job(row)
+            if row.cancel_requested:
+                self._end(connection, job, "cancelled", lost=lost)
+            elif lost >= row.max_attempts:
+                times = "once" if lost == 1 else f"{lost} times"
+                reason = f"{LOST} ({times}), so it is not tried again."
+                error = {"code": "worker_lost", "message": reason, "hint": "It may need more memory than there is."}
+                self._end(connection, job, "failed", lost=lost, error=error, note=reason)
+            else:
+                self._update(connection, job, state="waiting", stage=None, worker=None, lease_until=None, lost=lost)
+
+    @staticmethod
+    def _update(connection: Connection, job: Job, **values: Any) -> bool:
+        return bool(connection.execute(update(JobRow).where(*_current(job)).values(values)).rowcount)
+
+    def _end(self, connection: Connection, job: Job, state: str, *, note: str | None = None, **values: Any) -> bool:
+        ended = self._update(connection, job, state=state, stage=None, lease_until=None, finished_at=clock(), **values)
+        if ended:
+            self._event(connection, job.id, state, attempt=job.attempt, worker=job.worker, note=note)
+        else:
+            self._refused(connection, job)
+        return ended
+
+    def _refused(self, connection: Connection, job: Job) -> None:
+        """Remember that a late attempt came back, where its job still exists."""
+        if connection.execute(select(JobRow.id).where(JobRow.id == job.id)).first() is not None:
+            self._event(connection, job.id, "refused", attempt=job.attempt, worker=job.worker)
+
+    @staticmethod
+    def _event(
+        connection: Connection, job_id: int, event: str, *, attempt: int = 0, worker: str | None = None,
+        note: str | None = None,
+    ) -> None:  # fmt: skip
+        values = {"job_id": job_id, "event": event, "attempt": attempt, "worker": worker, "note": note}
+        connection.execute(insert(JobEventRow).values(**values, at=clock()))
+
+    @staticmethod
+    def _forget_old(connection: Connection) -> None:
+        """Keep the newest finished jobs only, so that the table does not grow for ever."""
+        ended = JobRow.state.not_in(ACTIVE)
+        edge = select(JobRow.id).where(ended).order_by(JobRow.id.desc()).offset(KEPT_FINISHED).limit(1)
+        oldest = connection.execute(edge).scalar()
+        if oldest is not None:
+            connection.execute(delete(JobRow).where(ended, JobRow.id <= oldest))
+
+
+def _current(job: Job) -> tuple[Any, ...]:
+    """Compare-and-set: the row is still this attempt's."""
+    return (JobRow.id == job.id, JobRow.attempt == job.attempt, JobRow.state == "running")
+
+
+def _job(row: Row[Any]) -> Job:
+    return Job(**{field.name: row._mapping[field.name] for field in fields(Job)})

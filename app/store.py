@@ -1,0 +1,488 @@
+"""Stored readings and added checkpoints: what survives a restart.
+
+    stored = store.find(digest, position=11, target=1234)      # None: not read yet, submit a job
+    stored.summary                                             # the reading's JSON text, schema 1
+    store.delete(digest)                                       # its prompt, readings and jobs are gone
+
+A prompt (one digest) has readings (position, target, contrast, relative_to), each with revisions; rows never change.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from array import array
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
+
+from app.database import Database
+from app.tables import CheckpointRow, JobRow, PromptRow, ReadingRow, RevisionRow, WorkerRow, clock
+from legible_core import __version__
+from legible_core.errors import Conflict, NotFound
+
+if TYPE_CHECKING:
+    from legible_core.reading import Reading, ReadingRequest
+
+NO_CONTRAST = -1
+SEEN_SECONDS = 30.0
+
+_NEWEST = (
+    select(RevisionRow.id)
+    .join(ReadingRow, ReadingRow.id == RevisionRow.reading_id)
+    .where(
+        ReadingRow.digest == bindparam("digest"),
+        ReadingRow.position == bindparam("position"),
+        ReadingRow.target == bindparam("target"),
+        ReadingRow.contrast == bindparam("contrast"),
+        ReadingRow.relative_to == bindparam("relative_to"),
+    )
+    .order_by(RevisionRow.revision.desc())
+    .limit(1)
+)
+_STORED = (
+    select(
+        ReadingRow.digest, ReadingRow.position, ReadingRow.target, ReadingRow.contrast, ReadingRow.relative_to,
+        PromptRow.slug, PromptRow.checkpoint_hash, RevisionRow.id.label("revision_id"), RevisionRow.revision,
+        RevisionRow.code_version, ReadingRow.collected_at, ReadingRow.created_at, RevisionRow.summary,
+        RevisionRow.terms,
+    )
+    .join(PromptRow, PromptRow.digest == ReadingRow.digest)
+    .join(RevisionRow, RevisionRow.reading_id == ReadingRow.id)
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReading:
+    """One reading as stored: `summary` is JSON text, `terms` the compressed float32 array; `reading()` unpacks both.
+
+    `revision_id` names exactly these bytes, for ever: the right ETag for anything made of them.
+    """
+
+    digest: str
+    position: int
+    target: int
+    contrast: int | None
+    relative_to: str
+    slug: str
+    checkpoint_hash: str
+    revision_id: int
+    revision: int
+    code_version: str
+    collected: bool
+    created_at: float
+    summary: str
+    terms: bytes
+
+    def reading(self) -> Reading:
+        """The reading itself; raises Corrupt when the row does not hold what it claims."""
+        from legible_core.reading import Reading
+
+        return Reading.unpack(self.summary, self.terms)
+
+    def json(self) -> dict[str, Any]:
+        """The summary parsed."""
+        parsed: dict[str, Any] = json.loads(self.summary)
+        return parsed
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingCard:
+    """A line in a list of readings: enough for a link that says what it opens."""
+
+    digest: str
+    position: int
+    target: int
+    contrast: int | None
+    relative_to: str
+    slug: str
+    checkpoint_hash: str
+    text: str
+    n_tokens: int
+    target_display: str
+    probability: float
+    collected: bool
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPrompt:
+    digest: str
+    checkpoint_hash: str
+    slug: str
+    ids: tuple[int, ...]
+    text: str
+    edits: tuple[dict[str, Any], ...]
+    dtype: str
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class AddedCheckpoint:
+    slug: str
+    hash: str
+    path: str
+    added_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker process; `alive` while its heartbeat is recent."""
+
+    id: str
+    host: str
+    pid: int
+    device: str | None
+    version: str
+    started_at: float
+    seen_at: float
+    alive: bool
+
+
+class Store:
+    """Readings and checkpoints in SQL. Safe from many threads and many processes."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    # -- readings ----------------------------------------------------------------------------------------------------
+
+    def find(
+        self,
+        digest: str,
+        *,
+        position: int | None = None,
+        target: int | None = None,
+        contrast: int | None = None,
+        relative_to: str | None = None,
+    ) -> StoredReading | None:
+        """The newest revision of a reading, or None when it is not stored.
+
+        What is None takes its default: the prompt's last position, the most probable token there, no contrast.
+        """
+        with self.database.read() as connection:
+            found = self._locate(connection, digest, position, target, contrast, relative_to)
+            if found is None:
+                return None
+            row = connection.execute(_STORED.where(RevisionRow.id == found)).one()
+        return _stored(row)
+
+    def revision_id(
+        self,
+        digest: str,
+        *,
+        position: int | None = None,
+        target: int | None = None,
+        contrast: int | None = None,
+        relative_to: str | None = None,
+    ) -> int | None:
+        """`find(...).revision_id` without fetching the row: a page's ETag costs one look at an index."""
+        with self.database.read() as connection:
+            return self._locate(connection, digest, position, target, contrast, relative_to)
+
+    def predicted(self, digest: str, position: int | None = None) -> int | None:
+        """The most probable token at a position (None: the last), when any reading there is stored."""
+        with self.database.read() as connection:
+            resolved = self._resolve(connection, digest, position, None)
+        return None if resolved is None else resolved[1]
+
+    def prompt(self, digest: str) -> StoredPrompt | None:
+        """The prompt behind a digest; None when nothing of it is stored."""
+        with self.database.read() as connection:
+            row = connection.execute(select(*PromptRow.__table__.c).where(PromptRow.digest == digest)).first()
+        return None if row is None else _prompt(row)
+
+    def put_reading(
+        self, request: ReadingRequest, reading: Reading, *, slug: str, text: str, connection: Connection | None = None
+    ) -> int:
+        """Store a finished reading and return its revision id; the same bytes from the same code are stored once.
+
+        With `connection`, in that transaction: a worker stores a result together with the end of its job.
+        """
+        with self._transaction(connection) as using:
+            self._put_prompt(using, request, reading, slug, text)
+            reading_id = self._put_row(using, reading)
+            summary = reading.summary_json()
+            newest = using.execute(
+                select(RevisionRow.id, RevisionRow.revision, RevisionRow.code_version)
+                .where(RevisionRow.reading_id == reading_id)
+                .order_by(RevisionRow.revision.desc())
+                .limit(1)
+            ).first()
+            if newest is not None and newest.code_version == __version__:
+                return int(newest.id)
+            values = {
+                "reading_id": reading_id,
+                "revision": 1 if newest is None else newest.revision + 1,
+                "code_version": __version__,
+                "summary": summary,
+                "terms": reading.pack(),
+                "created_at": clock(),
+            }
+            return int(using.execute(insert(RevisionRow).values(values).returning(RevisionRow.id)).scalar_one())
+
+    def delete(self, digest: str) -> None:
+        """Forget a prompt: its text, its readings, and the jobs that carry it. NotFound when there is none.
+
+        A job that still computes it can no longer store its result. Copies made before a migration go as well, because
+        they hold the text too; the freed pages of the database are overwritten.
+        """
+        with self.database.write() as connection:
+            prompts = connection.execute(delete(PromptRow).where(PromptRow.digest == digest)).rowcount
+            jobs = connection.execute(delete(JobRow).where(JobRow.subject == digest)).rowcount
+        if prompts + jobs == 0:
+            raise NotFound(f"There is no stored reading {digest[:12]}; it may have been deleted already.")
+        if self.database.path is not None:
+            shutil.rmtree(self.database.path.parent / "backups", ignore_errors=True)
+            with self.database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def collect(self, digest: str, *, position: int, target: int, contrast: int | None = None,
+                relative_to: str | None = None, on: bool = True) -> None:  # fmt: skip
+        """Put a reading into the collection, or take it out. NotFound when it is not stored."""
+        with self.database.write() as connection:
+            changed = connection.execute(
+                update(ReadingRow)
+                .where(
+                    ReadingRow.digest == digest,
+                    ReadingRow.position == position,
+                    ReadingRow.target == target,
+                    ReadingRow.contrast == (NO_CONTRAST if contrast is None else contrast),
+                    ReadingRow.relative_to == _relative_to(relative_to, contrast),
+                )
+                .values(collected_at=clock() if on else None)
+            ).rowcount
+        if not changed:
+            raise NotFound(f"There is no stored reading {digest[:12]} at position {position} for token {target}.")
+
+    def readings(
+        self,
+        *,
+        checkpoint_hash: str | None = None,
+        collected: bool = False,
+        limit: int = 20,
+        before: float | None = None,
+    ) -> list[ReadingCard]:
+        """The newest readings, newest first; page on with `before=cards[-1].created_at`."""
+        query = (
+            select(
+                *ReadingRow.__table__.c,
+                PromptRow.slug,
+                PromptRow.checkpoint_hash,
+                PromptRow.text,
+                func.length(PromptRow.token_ids).label("size"),
+            )
+            .join(PromptRow, PromptRow.digest == ReadingRow.digest)
+            .order_by(ReadingRow.created_at.desc(), ReadingRow.id.desc())
+            .limit(limit)
+        )
+        if checkpoint_hash is not None:
+            query = query.where(PromptRow.checkpoint_hash == checkpoint_hash)
+        if collected:
+            query = query.where(ReadingRow.collected_at.is_not(None))
+        if before is not None:
+            query = query.where(ReadingRow.created_at < before)
+        with self.database.read() as connection:
+            return [_card(row) for row in connection.execute(query)]
+
+    # -- checkpoints and workers -------------------------------------------------------------------------------------
+
+    def add_checkpoint(self, slug: str, hash: str, path: str, *, move: bool = False) -> None:
+        """Remember a folder under a slug. A slug that names another hash moves only with `move`, else Conflict."""
+        with self.database.write() as connection:
+            there = connection.execute(select(CheckpointRow.hash).where(CheckpointRow.slug == slug)).scalar()
+            if there is not None and there != hash and not move:
+                raise Conflict(
+                    f"The slug {slug!r} already names another checkpoint ({there[:12]}).",
+                    hint="Choose another with --slug; stored readings keep the checkpoint that they were made with.",
+                )
+            connection.execute(delete(CheckpointRow).where(CheckpointRow.slug == slug))
+            connection.execute(insert(CheckpointRow).values(slug=slug, hash=hash, path=path, added_at=clock()))
+
+    def remove_checkpoint(self, slug: str) -> None:
+        """Forget a slug; the folder and the stored readings stay. NotFound when there is none."""
+        with self.database.write() as connection:
+            if not connection.execute(delete(CheckpointRow).where(CheckpointRow.slug == slug)).rowcount:
+                raise NotFound(f"No checkpoint was added as {slug!r}.")
+
+    def checkpoints(self) -> list[AddedCheckpoint]:
+        """The added checkpoints, by slug."""
+        with self.database.read() as connection:
+            rows = connection.execute(select(*CheckpointRow.__table__.c).order_by(CheckpointRow.slug)).all()
+        return [AddedCheckpoint(row.slug, row.hash, row.path, row.added_at) for row in rows]
+
+    def workers(self) -> list[Worker]:
+        """The worker processes seen in the last day, the newest first."""
+        age = clock() - WorkerRow.seen_at
+        query = (
+            select(*WorkerRow.__table__.c, (age < SEEN_SECONDS).label("alive"))
+            .where(age < 86400)
+            .order_by(WorkerRow.started_at.desc())
+        )
+        with self.database.read() as connection:
+            rows = connection.execute(query).all()
+        return [
+            Worker(row.id, row.host, row.pid, row.device, row.version, row.started_at, row.seen_at, bool(row.alive))
+            for row in rows
+        ]
+
+    # -- details -----------------------------------------------------------------------------------------------------
+
+    def _transaction(self, connection: Connection | None) -> AbstractContextManager[Connection]:
+        return self.database.write() if connection is None else nullcontext(connection)
+
+    def _locate(
+        self,
+        connection: Connection,
+        digest: str,
+        position: int | None,
+        target: int | None,
+        contrast: int | None,
+        relative_to: str | None,
+    ) -> int | None:
+        """The id of the newest revision of a reading."""
+        resolved = self._resolve(connection, digest, position, target)
+        if resolved is None:
+            return None
+        found = connection.execute(
+            _NEWEST,
+            {
+                "digest": digest,
+                "position": resolved[0],
+                "target": resolved[1],
+                "contrast": NO_CONTRAST if contrast is None else contrast,
+                "relative_to": _relative_to(relative_to, contrast),
+            },
+        ).scalar()
+        return None if found is None else int(found)
+
+    @staticmethod
+    def _resolve(
+        connection: Connection, digest: str, position: int | None, target: int | None
+    ) -> tuple[int, int] | None:
+        """The explicit (position, target) of a request; None when they cannot be known from what is stored."""
+        if position is None:
+            size = connection.execute(
+                select(func.length(PromptRow.token_ids)).where(PromptRow.digest == digest)
+            ).scalar()
+            if size is None:
+                return None
+            position = size // 4 - 1
+        if target is None:
+            target = connection.execute(
+                select(ReadingRow.predicted)
+                .where(ReadingRow.digest == digest, ReadingRow.position == position)
+                .limit(1)
+            ).scalar()
+        return None if target is None else (position, target)
+
+    @staticmethod
+    def _put_prompt(using: Connection, request: ReadingRequest, reading: Reading, slug: str, text: str) -> None:
+        _insert_ignore(
+            using,
+            PromptRow,
+            {
+                "digest": reading.digest,
+                "checkpoint_hash": request.checkpoint,
+                "slug": slug,
+                "token_ids": pack_ids(request.ids),
+                "text": text.encode("utf-8", "surrogatepass"),
+                "edits": [edit.to_json() for edit in request.edits],
+                "dtype": request.dtype,
+                "schema": reading.summary.schema_version,
+                "created_at": clock(),
+            },
+        )
+
+    @staticmethod
+    def _put_row(using: Connection, reading: Reading) -> int:
+        key = {
+            "digest": reading.digest,
+            "position": reading.position,
+            "target": reading.target.id,
+            "contrast": NO_CONTRAST if reading.contrast is None else reading.contrast.id,
+            "relative_to": reading.relative_to,
+        }
+        more = {
+            "predicted": reading.predictions[0].id,
+            "target_display": reading.target.display,
+            "probability": reading.target.probability,
+            "created_at": clock(),
+        }
+        _insert_ignore(using, ReadingRow, {**key, **more})
+        where = [getattr(ReadingRow, name) == value for name, value in key.items()]
+        return int(using.execute(select(ReadingRow.id).where(*where)).scalar_one())
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Token ids as little-endian int32."""
+    packed = array("i", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_ids(data: bytes) -> tuple[int, ...]:
+    packed = array("i", data)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return tuple(packed)
+
+
+def _insert_ignore(using: Connection, table: type[Any], values: dict[str, Any]) -> None:
+    """Insert a row unless its unique key is there already."""
+    if using.dialect.name == "sqlite":
+        from sqlalchemy.dialects.sqlite import insert as insert_sqlite
+
+        using.execute(insert_sqlite(table).values(values).on_conflict_do_nothing())
+    else:
+        from sqlalchemy.dialects.postgresql import insert as insert_postgres
+
+        using.execute(insert_postgres(table).values(values).on_conflict_do_nothing())
+
+
+def _relative_to(relative_to: str | None, contrast: int | None) -> str:
+    return relative_to or ("nothing" if contrast is None else "contrast")
+
+
+def _stored(row: Row[Any]) -> StoredReading:
+    values = dict(row._mapping)
+    values["contrast"] = None if values["contrast"] == NO_CONTRAST else values["contrast"]
+    values["collected"] = values.pop("collected_at") is not None
+    return StoredReading(**values)
+
+
+def _prompt(row: Row[Any]) -> StoredPrompt:
+    return StoredPrompt(
+        digest=row.digest,
+        checkpoint_hash=row.checkpoint_hash,
+        slug=row.slug,
+        ids=unpack_ids(row.token_ids),
+        text=row.text.decode("utf-8", "surrogatepass"),
+        edits=tuple(row.edits),
+        dtype=row.dtype,
+        created_at=row.created_at,
+    )
+
+
+def _card(row: Row[Any]) -> ReadingCard:
+    return ReadingCard(
+        digest=row.digest,
+        position=row.position,
+        target=row.target,
+        contrast=None if row.contrast == NO_CONTRAST else row.contrast,
+        relative_to=row.relative_to,
+        slug=row.slug,
+        checkpoint_hash=row.checkpoint_hash,
+        text=row.text.decode("utf-8", "surrogatepass"),
+        n_tokens=row.size // 4,
+        target_display=row.target_display,
+        probability=row.probability,
+        collected=row.collected_at is not None,
+        created_at=row.created_at,
+    )

@@ -1,0 +1,106 @@
+"""The only builder of addresses: every link, redirect and form goes through `Urls`, so a root path needs no thought.
+
+urls = urls_for(request)
+urls.reading("novel-legible", digest, position=11, target=1234)   # defaults are left out, not written as empty
+urls.json(urls.model("novel-legible"))                            # the .json twin of any page
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Urls:
+    """Addresses under one root path ("" or "/prefix")."""
+
+    root_path: str = ""
+
+    def home(self, **query: object) -> str:
+        return self._url((), query)
+
+    def models(self) -> str:
+        return self._url(("models",), {})
+
+    def model(self, slug: str, **query: object) -> str:
+        return self._url(("models", slug), query)
+
+    def layer(self, slug: str, layer: int, **query: object) -> str:
+        return self._url(("models", slug, "layers", layer), query)
+
+    def head(self, slug: str, head: object, **query: object) -> str:
+        """`head` is a component id such as L6.h4."""
+        return self._url(("models", slug, "heads", head), query)
+
+    def unit(self, slug: str, unit: object, **query: object) -> str:
+        """`unit` is a component id such as L11.u39."""
+        return self._url(("models", slug, "units", unit), query)
+
+    def new_reading(self, slug: str) -> str:
+        """Where the prompt box posts to."""
+        return self._url(("models", slug, "readings"), {})
+
+    def reading(
+        self,
+        slug: str,
+        digest: str,
+        *,
+        position: int | None = None,
+        target: int | None = None,
+        contrast: int | None = None,
+        relative_to: str | None = None,
+        **query: object,
+    ) -> str:
+        """The permalink. `position` is 0-based, `target` and `contrast` are token ids."""
+        explicit = {"position": position, "target": target, "contrast": contrast, "relative_to": relative_to}
+        return self._url(("models", slug, "readings", digest), {**explicit, **query})
+
+    def reading_part(self, slug: str, digest: str, part: str, **query: object) -> str:
+        """Something below a reading: a panel, `delete`, `collect`, `csv`."""
+        return self._url(("models", slug, "readings", digest, part), query)
+
+    def jobs(self, **query: object) -> str:
+        return self._url(("jobs",), query)
+
+    def job(self, job_id: int, **query: object) -> str:
+        return self._url(("jobs", job_id), query)
+
+    def job_part(self, job_id: int, part: str) -> str:
+        """`cancel`, `retry` or `state` (what a waiting page polls)."""
+        return self._url(("jobs", job_id, part), {})
+
+    def static(self, name: str) -> str:
+        """A static file; the query holds its content hash, so that it may be cached for ever."""
+        return self._url(("static", *name.split("/")), {"v": _content_hash(name)})
+
+    def json(self, url: str) -> str:
+        """The .json twin of a page's address."""
+        parts = urlsplit(url)
+        path = parts.path.rstrip("/")
+        path = f"{path}/index.json" if path == self.root_path else f"{path}.json"
+        return urlunsplit(parts._replace(path=path))
+
+    def _url(self, segments: tuple[object, ...], query: dict[str, object]) -> str:
+        path = "/".join(quote(str(segment), safe="") for segment in segments)
+        pairs = [(key, value) for key, value in query.items() if value is not None]
+        return f"{self.root_path}/{path}" + (f"?{urlencode(pairs)}" if pairs else "")
+
+
+def urls_for(request: Request) -> Urls:
+    """The builder under the request's own root path."""
+    return Urls(str(request.scope.get("root_path", "")).rstrip("/"))
+
+
+@lru_cache(maxsize=256)
+def _content_hash(name: str) -> str | None:
+    from app.paths import static_dir
+
+    path = static_dir().joinpath(*name.split("/"))
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else None
