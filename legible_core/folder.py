@@ -18,11 +18,13 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from legible_core.errors import Corrupt, LegibleError, NotFound
 
@@ -34,6 +36,8 @@ MAX_CONFIG_BYTES = 64 << 10
 MAX_CARD_BYTES = 256 << 10
 DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 
+_BITS = {"F32": ("<u4", 0x7F800000), "BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00)}
+_CHUNK = 8 << 20
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -205,6 +209,20 @@ def _tensor(name: str, entry: Any, data_start: int) -> TensorInfo:
     if len(offsets) != 2 or len(shape) > 8 or offsets[1] - offsets[0] != math.prod(shape) * DTYPE_BYTES[dtype]:
         raise Corrupt(f"{WEIGHTS} is corrupted: the shape of {_named(name)} does not fit the bytes it has")
     return TensorInfo(dtype, tuple(shape), data_start + offsets[0], data_start + offsets[1])
+
+
+def check_finite(tensors: Mapping[str, TensorInfo], read: Callable[[int, int], bytes | memoryview]) -> None:
+    """Raises `Corrupt`, naming the tensor, unless every stored value is finite.
+
+    `read(start, stop)` gives these bytes of the file; at most `_CHUNK` are asked for at once.
+    """
+    # A floating-point number is not finite exactly when all bits of its exponent are set.
+    for name, info in tensors.items():
+        for start in range(info.start, info.end, _CHUNK):
+            values = np.frombuffer(read(start, min(start + _CHUNK, info.end)), dtype=_BITS[info.dtype][0])
+            exponent = _BITS[info.dtype][1]
+            if ((values & exponent) == exponent).any():
+                raise Corrupt(f"the tensor {name} holds NaN or infinite values")
 
 
 def pickled_instead(folder: Path) -> Corrupt | None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from legible_core import folder as files
 from legible_core.config import ModelConfig
-from legible_core.errors import Conflict, Corrupt, LegibleError, NotFound
+from legible_core.errors import Conflict, Corrupt, LegibleError, NotFound, Unavailable
 from legible_core.folder import Card, TensorInfo
 from legible_core.token_service import TokenizerService
 
@@ -177,7 +177,7 @@ def open_checkpoint(
         if tokenizer is not None:
             check_vocabulary(config, tokenizer.call("facts", checkpoint.tokenizer_path)["vocab_size"])
     except LegibleError as error:
-        raise _about(slug, error) from None
+        raise refusal(slug, error) from None
     return checkpoint
 
 
@@ -214,6 +214,24 @@ def check_tensors(tensors: dict[str, TensorInfo], config: ModelConfig) -> dict[s
             f"{files.WEIGHTS} holds tensors that config.json has no place for: {', '.join(unknown[:3])}{more}"
         )
     return tensors
+
+
+def check_weights(checkpoint: Checkpoint) -> None:
+    """Reads all weights, in pieces, and raises `Corrupt` unless every value is finite."""
+    try:
+        tensors = validate_header(checkpoint.path, checkpoint.config)
+        with files.open_inside(checkpoint.path, files.WEIGHTS) as (file, _):
+
+            def read(start: int, stop: int) -> bytes:
+                file.seek(start)
+                data = file.read(stop - start)
+                if len(data) < stop - start:
+                    raise Corrupt(f"{files.WEIGHTS} became shorter while it was read")
+                return data
+
+            files.check_finite(tensors, read)
+    except LegibleError as error:
+        raise refusal(checkpoint.slug, error) from None
 
 
 def expected_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -322,6 +340,14 @@ def resolve(slug: str, entries: Iterable[Entry]) -> Checkpoint:
     )
 
 
+def refusal(slug: str, error: LegibleError) -> LegibleError:
+    """The same error as a whole sentence that names the checkpoint."""
+    message = f"The checkpoint {slug} is refused: {error.message.rstrip('.')}."
+    if isinstance(error, Unavailable):
+        return Unavailable(message, code=error.code, hint=error.hint, status=error.status)
+    return Corrupt(message, code=error.code if error.code != "not_found" else None, hint=error.hint)
+
+
 def _check_card(card: Card, identity: str) -> None:
     claimed = card.fields.get("hash")
     if claimed is None:
@@ -336,13 +362,6 @@ def _check_card(card: Card, identity: str) -> None:
 def _main_dtype(tensors: dict[str, TensorInfo]) -> str:
     """The dtype in which most of the bytes are stored."""
     return max(files.DTYPE_BYTES, key=lambda dtype: sum(t.end - t.start for t in tensors.values() if t.dtype == dtype))
-
-
-def _about(slug: str, error: LegibleError) -> LegibleError:
-    """The same error as a whole sentence that names the checkpoint."""
-    reason = error.message.rstrip(".")
-    message = f"The checkpoint {slug} is refused: {reason}."
-    return Corrupt(message, code=error.code if error.code != "not_found" else None, hint=error.hint)
 
 
 def _hash_of(folder: Path, name: str) -> str:

@@ -1,0 +1,61 @@
+"""Put a finished folder in the place of another in one step; imports no torch.
+
+Linux and macOS can exchange two names atomically, so a process killed at any moment leaves the old folder or the new
+one, whole. Where a file system cannot, the old folder steps aside first, and there is a moment in which neither has
+the name; the old one then still lies beside it as `.<name>.replaced-…`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+_AT_FDCWD = -100
+_EXCHANGE = 2
+
+
+def replace_folder(draft: Path, folder: Path) -> None:
+    """Rename `draft` to `folder`, on the same file system; what had that name is removed. Raises `OSError`."""
+    if not os.path.lexists(folder):
+        os.rename(draft, folder)
+        sync(folder.parent)
+        return
+    aside = folder.parent / f".{folder.name}.replaced-{secrets.token_hex(6)}"
+    if exchange(draft, folder):
+        os.rename(draft, aside)
+    else:
+        os.rename(folder, aside)
+        try:
+            os.rename(draft, folder)
+        except OSError:
+            os.rename(aside, folder)
+            raise
+    sync(folder.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Swap two names atomically; False when this system or file system cannot."""
+    library: Any = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
+    a, b = os.fsencode(first), os.fsencode(second)
+    if sys.platform == "linux" and hasattr(library, "renameat2"):
+        return bool(library.renameat2(_AT_FDCWD, a, _AT_FDCWD, b, _EXCHANGE) == 0)
+    if sys.platform == "darwin" and hasattr(library, "renamex_np"):
+        return bool(library.renamex_np(a, b, _EXCHANGE) == 0)
+    return False
+
+
+def sync(path: Path) -> None:
+    """Have the disk take what was written to a file, or the names in a folder."""
+    if os.name != "posix" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
