@@ -5,17 +5,18 @@ vocabulary's mean row) and std(x) frozen at its actual value:
 
     value = Σ_c ⟨w⊙γ, x_c - mean(x_c)⟩ / std(x) + ⟨w, β⟩ + b        "Legible-by-Construction" section 5.5
 
-Subtracting the mean from each write equals subtracting it once from w⊙γ, so one direction d serves all components, and a
-layer's units cost one matrix-vector product, a ⊙ (W_downᵀ d). The writes themselves are never formed.
+Subtracting the mean from each write equals subtracting it once from w⊙γ, so one direction d serves all components, and
+a layer's units cost one matrix-vector product, a ⊙ (W_downᵀ d). The writes themselves are never formed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from legible_core.axes import Float
 from legible_core.config import FeedForward, ModelConfig
@@ -40,7 +41,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Projections:
-    """Every write column seen from one question; depends on the weights alone, so all positions of all prompts share it.
+    """Every write column seen from one question; depends on the weights alone, so every position and prompt shares it.
 
     direction (d,): (w⊙γ) minus its mean. channels (L, d) and units (L, f): ⟨column, direction⟩, not yet divided by
     std(x). floor: the same product of each bias; `norm.bias` and `unembedding.bias` are final, never divided.
@@ -148,7 +149,7 @@ class Attributor:
     @torch.no_grad()
     def rows(self, question: Question) -> tuple[Float[Tensor, " d"], float]:
         """(w, b) in float64: the unembedding row and bias of the question."""
-        matrix, bias = self.model.unembedding_matrix, self.model.unembedding_bias
+        matrix, bias = self.model.unembedding_matrix, optional(self.model, "unembedding_bias")
         w = matrix[question.target].double()
         b = 0.0 if bias is None else float(bias[question.target])
         if question.relative_to == "contrast":
@@ -179,23 +180,31 @@ class Attributor:
         direction64 = w * norm.gain.double()
         direction64 = direction64 - direction64.mean()
         direction = direction64.float()
-        channels, units, biases = [], [], {}
+        channels: list[Tensor] = []
+        units: list[Tensor] = []
+        biases, undivided = {}, {}
         for index, layer in enumerate(self.model.layers):
-            for name, part, matrix, into in (
-                ("attention", layer.attention, layer.attention.output, channels),
-                ("feed_forward", layer.feed_forward, layer.feed_forward.down, units),
-            ):
+            parts: list[tuple[str, Any, str, list[Tensor]]] = [
+                ("attention", layer.attention, "output", channels),
+                ("feed_forward", layer.feed_forward, "down", units),
+            ]
+            for name, part, matrix, into in parts:
                 # bf16 weights are widened one matrix at a time: a rounded direction would cost three digits.
-                into.append(direction @ matrix.float())
-                bias = getattr(part, ("output" if name == "attention" else "down") + "_bias", None)
+                into.append(direction @ getattr(part, matrix).float())
+                bias = optional(part, f"{matrix}_bias")
                 if bias is not None:
                     biases[f"L{index}.{name}.bias"] = float(bias.double() @ direction64)
-        undivided = {}
         if norm.bias is not None:
             undivided["norm.bias"] = float(w @ norm.bias.double())
         if self.model.unembedding_bias is not None:
             undivided["unembedding.bias"] = b
         return Projections(direction, torch.stack(channels), torch.stack(units), biases, undivided)
+
+
+def optional(module: nn.Module, name: str) -> Tensor | None:
+    """A parameter that only some configurations have."""
+    found = getattr(module, name, None)
+    return found if isinstance(found, Tensor) else None
 
 
 def value_of(question: Question, logits: Float[Tensor, " v"]) -> float:
@@ -208,7 +217,7 @@ def value_of(question: Question, logits: Float[Tensor, " v"]) -> float:
     return value
 
 
-# ---- sums over the terms -----------------------------------------------------------------------------------------------
+# ---- sums over the terms --------------------------------------------------------------------------------------------
 
 
 def slices(layout: FeedForward) -> dict[str, slice]:
@@ -278,7 +287,7 @@ def shares(
         "named_mass": None,
         "why_undefined": None
         if net > 0
-        else f"the heads and units push the value by {net:.3g} in all, and a share of what is not positive has no meaning",
+        else f"the heads and units add up to {net:.3g}, and a share of a sum that is not positive has no meaning",
     }
     if named is not None:
         channel_mask, unit_mask = named

@@ -82,10 +82,8 @@ class ReadingRequest:
                 "so shorten it.",
                 code="prompt_too_long",
             )
-        for name, token in [("the prompt", i) for i in self.ids] + [
-            ("target", self.target),
-            ("contrast", self.contrast),
-        ]:
+        named = [("prompt", i) for i in self.ids] + [("target", self.target), ("contrast", self.contrast)]
+        for name, token in named:
             if token is not None and not 0 <= token < config.vocab_size:
                 raise LegibleError(
                     f"Token id {token} ({name}) is not in this checkpoint's vocabulary, which ends at "
@@ -185,7 +183,7 @@ class Term(_Part):
 
 
 class LabelInfo(_Part):
-    """A short label with its evidence: `q` the corrected p-value, `n` the tokens it rests on, agreement on unseen text."""
+    """A short label and its evidence: `q` the corrected p-value, `n` the tokens behind it, agreement on unseen text."""
 
     text: str
     kind: str

@@ -1,0 +1,312 @@
+"""What is said of each contributor: operation, operands and their values, decay, promoted tokens, names.
+
+Read off the weights and the trace: operation, operands, activations, decay, promotes, target rank.
+Measured on data, where the checkpoint has names: detect lists, labels, formulas, classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from legible_core.attribution import Attribution, optional
+from legible_core.axes import Float
+from legible_core.config import ModelConfig
+from legible_core.model import Transformer
+from legible_core.model.quantifiers import half_life
+from legible_core.reading import Contributor, DetectToken, LabelInfo, OperandValue, Promoted
+from legible_core.tokens import Tokenizer
+from legible_core.trace import Trace
+from legible_core.units import GLYPHS, Channel, Component, Head, HeadOperand, Operand, QuantifierOperand, Unit
+
+if TYPE_CHECKING:
+    from legible_core.naming.names import Names
+
+OPERATIONS = {
+    "intersection": "A∩B",
+    "difference": "A∖B",
+    "existential": "∃m",
+    "proportion": "%m",
+    "gelu": "GELU",
+}
+# Channels shown with a head among the top contributors; the head's own page shows all.
+HEAD_CHANNELS = 3
+DETECT_TOKENS = 8
+# Rows of the write columns projected on the vocabulary at once: the product is (rows, vocabulary) float32.
+CHUNK = 32
+
+
+class Describer:
+    """Turns (layer, index) pairs of one reading into `Contributor`s."""
+
+    def __init__(self, model: Transformer, tokenizer: Tokenizer | None, names: Names | None) -> None:
+        self.model = model
+        self.config: ModelConfig = model.config
+        self.tokenizer = tokenizer
+        self.names = names
+        self._masks: tuple[np.ndarray, np.ndarray] | None = None
+
+    # ---- one contributor after another -------------------------------------------------------------------------------
+
+    def describe(
+        self,
+        found: Sequence[tuple[str, int, int]],
+        trace: Trace,
+        position: int,
+        attribution: Attribution,
+        target: int,
+        promoted: int,
+    ) -> tuple[Contributor, ...]:
+        """The contributors `found` (see `attribution.strongest`), in their order.
+
+        promoted: how many promoted tokens each gets; 0 leaves the vocabulary untouched, and with it the target's rank.
+        """
+        values = self.operand_values(found, trace, position)
+        lists: list[tuple[tuple[Promoted, ...], int | None]] = [((), None)] * len(found)
+        if promoted and found:
+            lists = self.promotes(self.writes(found, trace, position), target, promoted)
+        described = []
+        for (sort, layer, index), (promotes, rank) in zip(found, lists, strict=True):
+            if sort == "head":
+                described.append(self._head(layer, index, trace, position, attribution, promotes, rank))
+            else:
+                value = float(attribution.units[layer, index])
+                activation = float(trace.layers[layer].hidden[position, index])
+                described.append(self._unit(layer, index, value, activation, values, promotes, rank))
+        return tuple(described)
+
+    def _unit(
+        self,
+        layer: int,
+        index: int,
+        value: float,
+        activation: float,
+        values: dict[Component, float],
+        promotes: tuple[Promoted, ...],
+        rank: int | None,
+    ) -> Contributor:
+        kind = self.config.feed_forward.kind(index)
+        decay = self.decay(layer, index)
+        return Contributor(
+            id=str(Unit(layer, index)),
+            kind=kind,
+            glyph=GLYPHS[kind],
+            value=value,
+            activation=activation,
+            operation=OPERATIONS[kind],
+            operands=tuple(self.operand(id, values[id]) for id in operands_of(self.config, Unit(layer, index))),
+            decay=decay,
+            half_life=finite(None if decay is None else half_life(decay)),
+            promotes=promotes,
+            target_rank=rank,
+            **self.name_fields(Unit(layer, index)),
+        )
+
+    def _head(
+        self,
+        layer: int,
+        index: int,
+        trace: Trace,
+        position: int,
+        attribution: Attribution,
+        promotes: tuple[Promoted, ...],
+        rank: int | None,
+    ) -> Contributor:
+        terms = attribution.channels[layer, index]
+        strongest = np.argsort(-np.abs(terms), kind="stable")[:HEAD_CHANNELS]
+        z = trace.layers[layer].z[position, index]
+        return Contributor(
+            id=str(Head(layer, index)),
+            kind="head",
+            glyph=GLYPHS["head"],
+            value=float(attribution.heads[layer, index]),
+            operation=self.config.attention.value if self.config.is_bounded(layer, index) else "linear",
+            operands=tuple(
+                self.operand(Channel(layer, index, int(c)), float(z[int(c)]), float(terms[c])) for c in strongest
+            ),
+            promotes=promotes,
+            target_rank=rank,
+        )
+
+    # ---- read off the weights and the trace --------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def operand_values(
+        self, found: Sequence[tuple[str, int, int]], trace: Trace, position: int
+    ) -> dict[Component, float]:
+        """Operand values of the units in `found` at one position: only their rows are multiplied, layer by layer."""
+        layout = self.config.feed_forward
+        wanted: dict[int, list[int]] = {}
+        for sort, layer, index in found:
+            if sort == "unit" and layout.kind(index) != "gelu":
+                wanted.setdefault(layer, []).append(index)
+        values: dict[Component, float] = {}
+        for layer, units in wanted.items():
+            part: Any = self.model.layers[layer]
+            recorded = trace.layers[layer].feed_forward_in[position]
+            x = part.feed_forward_norm(recorded).to(part.feed_forward.down.dtype)
+            pairs = sorted({layout.pair(u) for u in units if u < 2 * layout.n_pairs})
+            quantifiers = sorted(u for u in units if u >= 2 * layout.n_pairs)
+            if pairs:
+                a, b = (memberships(part.feed_forward, name, pairs, x).tolist() for name in ("pair_a", "pair_b"))
+                values |= {Operand(layer, pair, "A"): m for pair, m in zip(pairs, a, strict=True)}
+                values |= {Operand(layer, pair, "B"): m for pair, m in zip(pairs, b, strict=True)}
+            if quantifiers:
+                rows = [u - layout.quantifiers.start for u in quantifiers]
+                m = memberships(part.feed_forward, "quantifier", rows, x).tolist()
+                values |= {QuantifierOperand(layer, unit): v for unit, v in zip(quantifiers, m, strict=True)}
+        return values
+
+    def decay(self, layer: int, unit: int) -> float | None:
+        """λ of a quantifier; None for other units."""
+        layout = self.config.feed_forward
+        if not layout.quantifiers.start <= unit < layout.quantifiers.stop:
+            return None
+        return float(self.model.decay(layer)[unit - layout.quantifiers.start])
+
+    @torch.no_grad()
+    def writes(self, found: Sequence[tuple[str, int, int]], trace: Trace, position: int) -> Float[Tensor, "n d"]:
+        """The write column of each unit, and of each head what it writes here (its columns weighted by its z)."""
+        columns = []
+        for sort, layer, index in found:
+            part: Any = self.model.layers[layer]
+            if sort == "unit":
+                columns.append(part.feed_forward.down[:, index].float())
+            else:
+                width = self.config.d_head
+                z = trace.layers[layer].z[position, index].float()
+                columns.append(part.attention.output[:, index * width : (index + 1) * width].float() @ z)
+        return torch.stack(columns)
+
+    @torch.no_grad()
+    def promotes(
+        self, columns: Float[Tensor, "n d"], target: int | None, count: int
+    ) -> list[tuple[tuple[Promoted, ...], int | None]]:
+        """Per write column the `count` tokens it promotes most, and the target's rank among all tokens (from 1).
+
+        The weight of token v is ⟨W_U[v]⊙γ, column - mean(column)⟩ less its mean over the vocabulary: the logits that
+        one unit of activation adds, before the division by std(x).
+        """
+        matrix = self.model.unembedding_matrix
+        gain: Any = self.model.final_norm.gain
+        centred = (columns - columns.mean(-1, keepdim=True)) * gain
+        count = min(count, matrix.shape[0])
+        result: list[tuple[tuple[Promoted, ...], int | None]] = []
+        for chunk in centred.split(CHUNK):
+            weights = chunk @ matrix.T
+            weights -= weights.mean(-1, keepdim=True)
+            best, ids = weights.topk(count, dim=-1)
+            ranks: list[int | None] = [None] * len(chunk)
+            if target is not None:
+                ranks = ((weights > weights[:, target, None]).sum(-1) + 1).tolist()
+            for row, tokens, rank in zip(best.tolist(), ids.tolist(), ranks, strict=True):
+                pairs = zip(tokens, row, strict=True)
+                result.append((tuple(Promoted(id=i, display=self.display(i), weight=w) for i, w in pairs), rank))
+        return result
+
+    # ---- measured on data --------------------------------------------------------------------------------------------
+
+    def operand(self, id: Component, value: float, term: float | None = None) -> OperandValue:
+        """An operand or channel with its value here and, where a scan named it, what it detects."""
+        label: LabelInfo | None = None
+        detect: tuple[DetectToken, ...] = ()
+        name = None
+        if self.names is not None:
+            source = channel_operand(self.config, id)
+            name = self.names.operand(source) if source is not None else None
+        if name is not None:
+            label = label_info(name.label, name.agreement)
+            detect = tuple(
+                DetectToken(id=t.id, display=self.display(t.id), lift=t.lift, count=t.count, share=t.share)
+                for t in name.detect[:DETECT_TOKENS]
+            )
+        return OperandValue(id=str(id), value=value, term=term, label=label, detect=detect)
+
+    def name_fields(self, id: Unit | Channel) -> dict[str, Any]:
+        """`label` (of the promote side), `formula` and `class` of a component; all None without names."""
+        name = None if self.names is None else self.names.component(id)
+        if name is None:
+            return {"label": None, "formula": None, "class": None}
+        label = label_info(name.label, None)
+        return {
+            "label": None if label is None else label.model_dump(),
+            "formula": name.formula or None,
+            "class": name.cls,
+        }
+
+    def named_masks(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Which channels (L, h, dh) and units (L, f) are SELECTIVE and labelled; None without names. Computed once."""
+        if self.names is None:
+            return None
+        if self._masks is None:
+            config = self.config
+            channels = np.zeros((config.n_layers, config.n_heads, config.d_head), dtype=bool)
+            units = np.zeros((config.n_layers, config.feed_forward.d_ff), dtype=bool)
+            for layer in range(config.n_layers):
+                for head in range(config.attention.n_special[layer]):
+                    for channel in range(config.d_head):
+                        channels[layer, head, channel] = self._is_named(Channel(layer, head, channel))
+                for unit in range(config.feed_forward.n_named):
+                    units[layer, unit] = self._is_named(Unit(layer, unit))
+            self._masks = (channels, units)
+        return self._masks
+
+    def _is_named(self, id: Unit | Channel) -> bool:
+        name = self.names.component(id) if self.names is not None else None
+        return name is not None and name.cls == "SELECTIVE" and name.label is not None and name.label.kind == "class"
+
+    def display(self, token: int) -> str:
+        return str(token) if self.tokenizer is None else self.tokenizer.display(token)
+
+
+def operands_of(config: ModelConfig, component: Unit | Channel) -> list[Component]:
+    """The operands that feed a unit or a bounded channel; none for GELU units and linear channels."""
+    if isinstance(component, Channel):
+        if not config.is_bounded(component.layer, component.head):
+            return []
+        if config.attention.value == "membership":
+            return [component]
+        pair = component.channel % (config.d_head // 2)
+        return [
+            HeadOperand(component.layer, component.head, pair, "A"),
+            HeadOperand(component.layer, component.head, pair, "B"),
+        ]
+    kind = config.feed_forward.kind(component.unit)
+    if kind == "gelu":
+        return []
+    if kind in ("existential", "proportion"):
+        return [QuantifierOperand(component.layer, component.unit)]
+    pair = config.feed_forward.pair(component.unit)
+    return [Operand(component.layer, pair, "A"), Operand(component.layer, pair, "B")]
+
+
+def channel_operand(config: ModelConfig, id: Component) -> Component | None:
+    """The id under which names keep an operand; a Boolean or linear channel is none itself."""
+    if isinstance(id, Channel):
+        bounded = config.is_bounded(id.layer, id.head)
+        return id if bounded and config.attention.value == "membership" else None
+    return id
+
+
+def memberships(part: Any, name: str, rows: list[int], x: Float[Tensor, "*t d"]) -> Float[Tensor, n * t]:
+    """σ of some rows of a read matrix (with its bias), float32; x is the normalised input in the compute dtype."""
+    bias = optional(part, f"{name}_bias")
+    scores = F.linear(x, getattr(part, name)[rows], None if bias is None else bias[rows])
+    return torch.sigmoid(scores).float().movedim(-1, 0)
+
+
+def label_info(label: Any, agreement: float | None) -> LabelInfo | None:
+    """A names file's label as the schema writes it."""
+    if label is None:
+        return None
+    return LabelInfo(text=label.text, kind=label.kind, q=finite(label.q), n=label.n, agreement=finite(agreement))
+
+
+def finite(value: float | None) -> float | None:
+    """The number, or None where it is absent or no finite one (JSON has neither NaN nor infinity)."""
+    return None if value is None or not np.isfinite(value) else float(value)

@@ -1,0 +1,273 @@
+"""From request to reading, the whole way, in one place.
+
+    engine = Engine.open(folder)
+    reading = engine.read(engine.request("It was the best of times, it was the", target=" worst"))
+
+An engine holds one checkpoint in one compute dtype on one device. Traces of prompts and logits of positions stay in
+byte-bounded caches, so another target or position of the same prompt costs no forward. One thread uses it at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from legible_core import attribution as sums
+from legible_core import details
+from legible_core.attribution import Attribution, Attributor, Question
+from legible_core.axes import Float
+from legible_core.contributors import Describer
+from legible_core.errors import LegibleError, NotExact
+from legible_core.interventions import Edit, canonical_edits
+from legible_core.memory import ByteCache
+from legible_core.model import Transformer
+from legible_core.reading import (
+    SCHEMA,
+    CheckpointRef,
+    Dtype,
+    Groups,
+    LayerTotals,
+    Prediction,
+    Reading,
+    ReadingRequest,
+    RelativeTo,
+    Shares,
+    Summary,
+    TargetToken,
+    Term,
+    Token,
+)
+from legible_core.tokens import Tokenizer
+from legible_core.trace import Trace
+from legible_core.units import Component, parse
+
+if TYPE_CHECKING:
+    from legible_core.naming.names import Names
+    from legible_core.registry import Checkpoint
+
+PREDICTIONS = 10
+PROMOTED = 10
+TRACE_BYTES = 512 << 20
+LOGIT_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Solved:
+    """One prediction, decomposed: where it was read, the model's logits there, what was asked, and every term."""
+
+    trace: Trace
+    position: int
+    logits: Float[Tensor, " v"]
+    question: Question
+    terms: Attribution
+
+
+class Engine:
+    """Answers reading requests of one checkpoint."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        checkpoint: CheckpointRef,
+        tokenizer: Tokenizer | None = None,
+        names: Names | None = None,
+        *,
+        dtype: Dtype = "float32",
+        cache_bytes: int = TRACE_BYTES,
+    ) -> None:
+        self.model = model
+        self.config = model.config
+        self.checkpoint = checkpoint
+        self.tokenizer = tokenizer
+        self.names = names
+        self.dtype: Dtype = dtype
+        self.attributor = Attributor(model, dtype)
+        self.describer = Describer(model, tokenizer, names)
+        self.traces: ByteCache[str, Trace] = ByteCache(cache_bytes)
+        self._logits: ByteCache[tuple[str, int], Tensor] = ByteCache(LOGIT_BYTES)
+
+    @classmethod
+    def open(
+        cls,
+        checkpoint: Checkpoint | Path | str,
+        *,
+        dtype: Dtype = "float32",
+        device: str = "cpu",
+        cache_bytes: int = TRACE_BYTES,
+    ) -> Engine:
+        """Load a checkpoint folder with its tokenizer and, where they exist and are its own, its names.
+
+        Raises `NotFound` or `Corrupt` for a folder that is missing or not what its manifest claims.
+        """
+        from legible_core.checkpoint import load
+        from legible_core.naming.names import Names
+        from legible_core.registry import open_checkpoint
+
+        if isinstance(checkpoint, Path | str):
+            checkpoint = open_checkpoint(checkpoint)
+        model = load(checkpoint, dtype=getattr(torch, dtype), device=device)
+        names = Names.load(checkpoint.path)
+        ref = CheckpointRef(hash=checkpoint.hash, slug=checkpoint.slug)
+        tokenizer = Tokenizer.load(checkpoint.tokenizer_path)
+        return cls(model, ref, tokenizer, names, dtype=dtype, cache_bytes=cache_bytes)
+
+    def request(
+        self,
+        prompt: str,
+        *,
+        position: int | None = None,
+        target: str | None = None,
+        contrast: str | None = None,
+        relative_to: RelativeTo | None = None,
+        edits: tuple[Edit, ...] = (),
+    ) -> ReadingRequest:
+        """The request that a person's words make; raises `LegibleError` with one sentence for unusable ones."""
+        if self.tokenizer is None:
+            raise LegibleError("this engine has no tokenizer, so it reads token ids only", code="no_tokenizer")
+        made = ReadingRequest(
+            checkpoint=self.checkpoint.hash,
+            ids=tuple(self.tokenizer.encode(prompt)),
+            position=position,
+            target=None if target is None else self.tokenizer.target(target),
+            contrast=None if contrast is None else self.tokenizer.target(contrast),
+            relative_to=relative_to,
+            dtype=self.dtype,
+            edits=edits,
+        )
+        made.check(self.config)
+        return made
+
+    # ---- the reading ---------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def read(self, request: ReadingRequest, top: int = 20, promoted: int = PROMOTED) -> Reading:
+        """The exact sum of one prediction with its `top` contributors described.
+
+        promoted: tokens in each promote list; 0 skips the product with the vocabulary.
+        Raises `LegibleError` for a request that this checkpoint cannot serve, `NotExact` when the sum does not close.
+        """
+        solved = self.solve(request)
+        terms, logits, question = solved.terms, solved.logits, solved.question
+        log_total = float(torch.logsumexp(logits.double(), 0))
+        config = self.config
+        summary = Summary(
+            schema=SCHEMA,
+            digest=request.digest,
+            checkpoint=self.checkpoint,
+            dtype=self.dtype,
+            edits=tuple(canonical_edits(request.edits)),
+            tokens=tuple(self.token(i) for i in request.ids),
+            position=solved.position,
+            relative_to=question.relative_to,
+            target=self._placed(question.target, logits, log_total),
+            contrast=None if question.contrast is None else self._placed(question.contrast, logits, log_total),
+            predictions=self._predictions(logits, log_total),
+            value=terms.value,
+            sum=terms.total,
+            residual=terms.residual,
+            tolerance=terms.tolerance,
+            scale=terms.scale,
+            floor=tuple(Term(id=name, value=value) for name, value in terms.floor.items()),
+            groups=Groups(**sums.groups(terms, config)),
+            shares=Shares.model_validate(sums.shares(terms, config, self.describer.named_masks())),
+            layers=self._layers(terms),
+            top=self.describer.describe(
+                sums.strongest(terms, top), solved.trace, solved.position, terms, question.target, promoted
+            ),
+            units_shape=(config.n_layers, config.feed_forward.d_ff),
+            heads_shape=(config.n_layers, config.n_heads),
+        )
+        return Reading(summary, terms.heads.astype(np.float32), terms.units.astype(np.float32))
+
+    @torch.no_grad()
+    def solve(self, request: ReadingRequest) -> Solved:
+        """Everything of a reading but the document: trace, position, target and all terms, checked to close."""
+        trace, position, logits = self.run(request)
+        question = self.question(request, int(logits.argmax()) if request.target is None else request.target)
+        terms = self.attributor.attribute(trace, position, question, logits)
+        terms.check()
+        return Solved(trace, position, logits, question, terms)
+
+    def head_detail(self, request: ReadingRequest, layer: int, head: int) -> dict[str, Any]:
+        """One head close up, see `legible_core.details.head_detail`."""
+        return details.head_detail(self, request, layer, head)
+
+    def component_detail(self, request: ReadingRequest, component: Component | str) -> dict[str, Any]:
+        """One unit, channel or head close up, see `legible_core.details.component_detail`."""
+        return details.component_detail(self, request, parse(component) if isinstance(component, str) else component)
+
+    @torch.no_grad()
+    def run(self, request: ReadingRequest) -> tuple[Trace, int, Float[Tensor, " v"]]:
+        """The request's trace (kept or made), its position made explicit, and the logits there."""
+        if request.checkpoint != self.checkpoint.hash:
+            raise LegibleError(
+                f"The request is for checkpoint {request.checkpoint[:12]}, this engine holds "
+                f"{self.checkpoint.hash[:12]}.",
+                code="wrong_checkpoint",
+            )
+        if request.dtype != self.dtype:
+            raise LegibleError(
+                f"The request is for {request.dtype}, this engine computes in {self.dtype}.", code="bad_dtype"
+            )
+        request.check(self.config)
+        key = request.digest
+        device = self.model.token_embedding.device
+        trace = self.traces.get_or_make(
+            key,
+            lambda: self.model.trace(torch.tensor(request.ids, device=device), request.edits),
+            lambda made: made.n_bytes,
+        )
+        position = len(request.ids) - 1 if request.position is None else request.position
+        logits = self._logits.get_or_make(
+            (key, position),
+            lambda: self.model.logits_at(trace, position),
+            lambda made: made.numel() * made.element_size(),
+        )
+        if not bool(torch.isfinite(logits).all()):
+            raise NotExact(
+                f"The model's logits at position {position} are not all finite numbers, so there is nothing to read.",
+                code="not_finite",
+            )
+        return trace, position, logits
+
+    def question(self, request: ReadingRequest, target: int) -> Question:
+        """What the request asks once its target is known."""
+        if request.contrast == target:
+            raise LegibleError(
+                "The contrast token is the target itself, so their difference is zero; choose another.",
+                code="bad_contrast",
+            )
+        return Question(target, request.relative_to or "nothing", request.contrast)
+
+    # ---- parts of it ---------------------------------------------------------------------------------------------
+
+    def token(self, index: int) -> Token:
+        """A vocabulary entry as the schema writes it; without a tokenizer its number stands for its text."""
+        if self.tokenizer is None:
+            return Token(id=index, text=str(index), display=str(index), bytes=str(index).encode().hex())
+        raw = self.tokenizer.token_bytes(index)
+        return Token(id=index, text=self.tokenizer.text(index), display=self.tokenizer.display(index), bytes=raw.hex())
+
+    def _predictions(self, logits: Float[Tensor, " v"], log_total: float) -> tuple[Prediction, ...]:
+        ids = logits.topk(min(PREDICTIONS, logits.numel())).indices
+        return tuple(Prediction(**self._chance(int(i), logits, log_total)) for i in ids.tolist())
+
+    def _placed(self, index: int, logits: Float[Tensor, " v"], log_total: float) -> TargetToken:
+        rank = int((logits > logits[index]).sum()) + 1
+        return TargetToken(**self._chance(index, logits, log_total), rank=rank)
+
+    def _chance(self, index: int, logits: Float[Tensor, " v"], log_total: float) -> dict[str, Any]:
+        logit = float(logits[index])
+        return {**dict(self.token(index)), "logit": logit, "probability": math.exp(logit - log_total)}
+
+    def _layers(self, terms: Attribution) -> tuple[LayerTotals, ...]:
+        rows: list[dict[str, Any]] = [dict(row) for row in sums.by_layer(terms, self.config)]
+        return tuple(
+            LayerTotals(layer=layer, heads=tuple(terms.heads[layer].tolist()), **row) for layer, row in enumerate(rows)
+        )
