@@ -1,0 +1,1 @@
+"""Training legible models: recipe, data, optimiser, pressures, guard, loop."""

@@ -1,0 +1,260 @@
+"""The training loop: a run is a folder, may be interrupted anywhere, and goes on exactly where it was.
+
+    RUN/recipe.json     what it does            RUN/log.jsonl     one line per step
+    RUN/tokenizer.json  its tokenizer           RUN/state/        the last good state (weights, optimiser, guard)
+    RUN/decay-<tokens>/ a decay branch, with the same files; its state/ holds the weights to ship
+
+The rate warms up, stays constant to the recipe's end, and each decay branch takes it linearly to zero from the state it
+started at: one long run serves every size that ships.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from legible_core.errors import Conflict, LegibleError
+from legible_core.model import Observed, Transformer
+from legible_core.training.data import Order, tokenise, train_tokenizer
+from legible_core.training.guard import Guard
+from legible_core.training.loss import next_token_loss
+from legible_core.training.optimiser import Optimiser
+from legible_core.training.pressures import pressure_loss
+from legible_core.training.recipe import Recipe
+from legible_core.training.state import read_state, write_state
+
+
+class Diverged(LegibleError):
+    """The guard stopped the run; the message says why and which state is kept."""
+
+    code = "diverged"
+    status = 500
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step reports: `loss` is the next-token loss in nats, `pressure` the penalties added to it."""
+
+    number: int
+    last: int
+    tokens: int
+    loss: float
+    pressure: float
+    gradient_norm: float
+    factor: float
+    perplexity: float
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+class Run:
+    """A recipe, its data and its folder.
+
+    text: the training text. device: where to train. Raises `Conflict` when the folder belongs to another recipe.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        text: Path,
+        *,
+        tokenizer: Path | None = None,
+        cache: Path | None = None,
+        device: str = "cpu",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.recipe, self.folder, self.device = recipe, folder, torch.device(device)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._claim()
+        self.tokenizer = self._tokenizer(text, tokenizer)
+        if self.tokenizer.get_vocab_size() != recipe.data.vocab_size:
+            raise Conflict(
+                f"The tokenizer has {self.tokenizer.get_vocab_size()} entries but the recipe's data.vocab_size is "
+                f"{recipe.data.vocab_size}; make them equal."
+            )
+        ids = tokenise(text, self.tokenizer, cache or folder / "tokens", progress)
+        self.order = Order(ids, recipe.model.context, recipe.data.order_seed, recipe.data.held_out_tokens)
+        self.model = Transformer(recipe.model.config(recipe.data.vocab_size))
+
+    def train(self, on_step: Callable[[Step], bool], *, save_seconds: float = 240.0) -> bool:
+        """The warm-up and constant part. `on_step` returns False to stop after saving; True when the end was reached.
+
+        Raises `Diverged` when the guard stops it.
+        """
+        return self._go(self.folder, self.recipe.steps, on_step, save_seconds, decay_from=None)
+
+    def decay(self, on_step: Callable[[Step], bool], *, tokens: int | None = None, save_seconds: float = 240.0) -> Path:
+        """Branch off the run's present state and take the rate to zero over `tokens`; the branch's folder.
+
+        The run's own state stays as it is, so that it can go on afterwards. Resumable like the run itself.
+        """
+        size = self.recipe.schedule.batch_tokens
+        steps = (tokens or self.recipe.schedule.decay_tokens) // size
+        if steps < 1:
+            raise LegibleError("The decay needs at least one batch; set schedule.decay_tokens or --decay-tokens.")
+        loaded = read_state(self.folder / "state")
+        if loaded is None:
+            raise LegibleError("This run has no state yet to decay from; train it first.")
+        weights, optimiser, meta = loaded
+        branch = self.folder / f"decay-{meta['step'] * size}"
+        if read_state(branch / "state") is None:
+            branch.mkdir(parents=True, exist_ok=True)
+            write_state(branch / "state", weights, optimiser, meta)
+        if not self._go(branch, meta["step"] + steps, on_step, save_seconds, decay_from=meta["step"]):
+            raise KeyboardInterrupt
+        return branch
+
+    @torch.no_grad()
+    def held_out_loss(self, batch: int = 16) -> Tensor:
+        """Next-token loss of every token of the held-out slice, in order, float32: pair two runs for a difference."""
+        losses = []
+        for rows in self.order.held_out_batches(batch):
+            rows = rows.to(self.device)
+            logits = self.model(rows[:, :-1])
+            losses.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="none"))
+        return torch.cat(losses)
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Put a saved state's weights into the model and return its meta."""
+        loaded = read_state(folder / "state")
+        if loaded is None:
+            raise LegibleError(f"There is no training state in {folder}.")
+        self.model.load_state_dict(loaded[0])
+        return loaded[2]
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _go(
+        self, folder: Path, last: int, on_step: Callable[[Step], bool], save_seconds: float, decay_from: int | None
+    ) -> bool:
+        recipe, size = self.recipe, self.recipe.schedule.batch_tokens
+        model = self.model.to(self.device)
+        model.initialise(torch.Generator().manual_seed(recipe.seed))
+        optimiser, guard, step = Optimiser(model, recipe.optimiser), Guard(), 0
+        loaded = read_state(folder / "state")
+        if loaded is not None:
+            weights, buffers, meta = loaded
+            model.load_state_dict(weights)
+            optimiser.load_state({name: value.to(self.device) for name, value in buffers.items()})
+            guard.load(meta["guard"])
+            step = meta["step"]
+        _cut_log(folder / "log.jsonl", step)
+
+        def save() -> None:
+            meta = {"step": step, "tokens": step * size, "guard": guard.to_json(), "decay_from": decay_from}
+            write_state(folder / "state", dict(model.named_parameters()), optimiser.state(), meta)
+
+        saved = time.monotonic()
+        with (folder / "log.jsonl").open("a", encoding="utf-8") as log:
+            while step < last:
+                started = time.monotonic()
+                factor = _factor(recipe, step, decay_from, last)
+                loss, pressure, norm = self._step(optimiser, step, factor)
+                reason = guard.observe(loss)
+                if reason is None and not math.isfinite(norm):
+                    reason = f"the gradient of step {step} is not finite"
+                if reason is not None:
+                    raise Diverged(
+                        f"Training stopped: {reason}. The last good state is kept in {folder / 'state'}; "
+                        "lower the learning rates or the pressures and start again from it."
+                    )
+                step += 1
+                took = time.monotonic() - started
+                done = Step(step, last, step * size, loss, pressure, norm, factor, guard.perplexity, took)
+                log.write(json.dumps(done.to_json()) + "\n")
+                log.flush()
+                go_on = on_step(done)
+                # A state is replaced only by a healthy one, so that a divergence leaves what was good before it.
+                if not go_on or step == last or time.monotonic() - saved > save_seconds:
+                    if guard.healthy:
+                        save()
+                    saved = time.monotonic()
+                if not go_on:
+                    return step == last
+        return True
+
+    def _step(self, optimiser: Optimiser, step: int, factor: float) -> tuple[float, float, float]:
+        """Gradient accumulation over micro-batches, clip, update; the mean loss, penalty, and the norm before the clip."""
+        recipe, model = self.recipe, self.model
+        context, schedule = recipe.model.context, recipe.schedule
+        rows = schedule.batch_tokens // context
+        micro = (schedule.micro_batch_tokens or schedule.batch_tokens) // context
+        batch = self.order.batch(step * rows, rows).to(self.device)
+        parts = batch.split(micro)
+        for parameter in model.parameters():
+            parameter.grad = None
+        loss = pressure = 0.0
+        for part in parts:
+            observed = Observed()
+            x = model.final_norm(model.residual(part[:, :-1], observed=observed))
+            task = next_token_loss(x.flatten(0, 1), model.unembedding_matrix, part[:, 1:].flatten())
+            penalty = pressure_loss(
+                observed, recipe.attention_pressure, recipe.feed_forward_pressure, step * schedule.batch_tokens
+            )
+            total = task if penalty is None else task + penalty
+            (total / len(parts)).backward()
+            loss += task.item() / len(parts)
+            pressure += 0.0 if penalty is None else penalty.item() / len(parts)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.optimiser.clip).item()
+        if math.isfinite(loss) and math.isfinite(norm):
+            optimiser.set_factor(factor)
+            optimiser.step()
+        return loss, pressure, norm
+
+    def _claim(self) -> None:
+        """Mark the folder as this recipe's, or refuse it; the length of a run may be changed later, nothing else."""
+        path = self.folder / "recipe.json"
+        mine = self.recipe.to_json()
+        if path.exists():
+            theirs = json.loads(path.read_text(encoding="utf-8"))
+            free = ("tokens", "decay_tokens")
+            for data in (theirs, json.loads(json.dumps(mine))):
+                for name in free:
+                    data["schedule"].pop(name, None)
+                data.pop("note", None)
+                if data is not theirs and data != theirs:
+                    raise Conflict(f"{self.folder} holds a run of another recipe; give --out another folder.")
+        path.write_text(json.dumps(mine, indent=1) + "\n", encoding="utf-8")
+
+    def _tokenizer(self, text: Path, given: Path | None) -> Tokenizer:
+        own = self.folder / "tokenizer.json"
+        if not own.exists():
+            if given is not None:
+                own.write_bytes(given.read_bytes())
+            else:
+                train_tokenizer(text, self.recipe.data.vocab_size).save(str(own))
+        return Tokenizer.from_file(str(own))
+
+
+def _factor(recipe: Recipe, step: int, decay_from: int | None, last: int) -> float:
+    """Learning-rate factor of a step: linear warm-up, then 1, then linear to 0 on a decay branch."""
+    if decay_from is not None and step >= decay_from:
+        return (last - step) / (last - decay_from)
+    warmup = recipe.schedule.warmup_tokens // recipe.schedule.batch_tokens
+    return min(1.0, (step + 1) / (warmup + 1))
+
+
+def _cut_log(path: Path, step: int) -> None:
+    """Drop the lines that a killed run logged after its last saved state, so that every step stands there once."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["number"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError):
+            continue
+    path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")

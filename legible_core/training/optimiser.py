@@ -1,0 +1,145 @@
+"""The optimisers: Muon for the layers' matrices with AdamW for the rest, or AdamW for everything.
+
+`torch.optim.Muon` orthogonalises in bfloat16, which a CPU without bfloat16 units runs some thirty times slower than
+float32; this one computes in float32 on a CPU and in bfloat16 elsewhere and batches equal shapes. A test holds it to
+torch's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from legible_core.model import Transformer
+from legible_core.training.recipe import OptimiserRecipe
+
+# Keller Jordan's quintic, the same numbers as torch's.
+A, B, C = 3.4445, -4.7750, 2.0315
+STEPS = 5
+
+
+class Muon:
+    """Momentum whose step is the nearest semi-orthogonal matrix, with decoupled weight decay.
+
+    θ ← θ (1 - lr·decay) - lr·√max(1, rows/columns)·NS(g + μ·m),  m ← μ·m + g·(1-μ).
+    `lr` may be changed between steps. State: one momentum buffer per parameter.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float, decay: float) -> None:
+        self.parameters = list(parameters)
+        self.lr, self.momentum, self.decay = lr, momentum, decay
+        self.buffers = [torch.zeros_like(parameter) for parameter in self.parameters]
+        shapes: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for index, parameter in enumerate(self.parameters):
+            shapes[tuple(parameter.shape)].append(index)
+        self.shapes = dict(shapes)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for shape, indices in self.shapes.items():
+            updates = []
+            for index in indices:
+                grad = self.parameters[index].grad
+                assert grad is not None
+                buffer = self.buffers[index]
+                buffer.lerp_(grad, 1 - self.momentum)
+                updates.append(torch.lerp(grad, buffer, self.momentum))
+            stacked = torch.stack(updates)
+            directions = orthogonalise(stacked)
+            scale = math.sqrt(max(1.0, shape[0] / shape[1]))
+            for index, direction in zip(indices, directions, strict=True):
+                parameter = self.parameters[index]
+                parameter.mul_(1 - self.lr * self.decay)
+                parameter.add_(direction.to(parameter.dtype), alpha=-self.lr * scale)
+
+
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """Newton-Schulz iteration towards U Vᵀ of each matrix (n, rows, columns); singular values end near 1."""
+    x = matrices.float() if matrices.device.type == "cpu" else matrices.bfloat16()
+    tall = x.shape[1] > x.shape[2]
+    if tall:
+        x = x.mT
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(STEPS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=B, alpha=C), x, beta=A)
+    return x.mT if tall else x
+
+
+class Optimiser:
+    """What the loop drives: `step()`, a learning-rate factor, and a flat state of named tensors.
+
+    Parameters are divided by meaning: the layers' matrices; embeddings (and an untied unembedding); gains and biases;
+    θ with a rate of its own and no decay.
+    """
+
+    def __init__(self, model: Transformer, recipe: OptimiserRecipe) -> None:
+        self.recipe = recipe
+        matrices: dict[str, nn.Parameter] = {}
+        embeddings: dict[str, nn.Parameter] = {}
+        gains: dict[str, nn.Parameter] = {}
+        thetas: dict[str, nn.Parameter] = {}
+        for name, parameter in model.named_parameters():
+            if name.endswith(".theta"):
+                thetas[name] = parameter
+            elif parameter.ndim < 2:
+                gains[name] = parameter
+            elif name.startswith("layers."):
+                matrices[name] = parameter
+            else:
+                embeddings[name] = parameter
+        self.muon: Muon | None = None
+        self.muon_names: list[str] = []
+        groups = [
+            {"params": list(embeddings.values()), "lr": recipe.lr, "weight_decay": recipe.weight_decay},
+            {"params": list(gains.values()), "lr": recipe.lr, "weight_decay": 0.0},
+            {"params": list(thetas.values()), "lr": recipe.theta_lr, "weight_decay": 0.0},
+        ]
+        self.adam_names = [*embeddings, *gains, *thetas]
+        if recipe.kind == "muon":
+            self.muon = Muon(matrices.values(), recipe.matrix_lr, recipe.momentum, recipe.matrix_weight_decay)
+            self.muon_names = list(matrices)
+        else:
+            groups.append({"params": list(matrices.values()), "lr": recipe.lr, "weight_decay": recipe.weight_decay})
+            self.adam_names += list(matrices)
+        groups = [group for group in groups if group["params"]]
+        self.base = [float(group["lr"]) for group in groups]  # type: ignore[arg-type]
+        self.adam = torch.optim.AdamW(groups, betas=recipe.betas, eps=1e-8)
+
+    def set_factor(self, factor: float) -> None:
+        """Scale every learning rate of the recipe by the schedule's factor."""
+        for group, base in zip(self.adam.param_groups, self.base, strict=True):
+            group["lr"] = base * factor
+        if self.muon is not None:
+            self.muon.lr = self.recipe.matrix_lr * factor
+
+    def step(self) -> None:
+        self.adam.step()
+        if self.muon is not None:
+            self.muon.step()
+
+    def state(self) -> dict[str, Tensor]:
+        """Every buffer by parameter name, for a safetensors file."""
+        found: dict[str, Tensor] = {}
+        parameters = [p for group in self.adam.param_groups for p in group["params"]]
+        for name, parameter in zip(self.adam_names, parameters, strict=True):
+            for key, value in self.adam.state.get(parameter, {}).items():
+                found[f"adam.{key}.{name}"] = value
+        if self.muon is not None:
+            for name, buffer in zip(self.muon_names, self.muon.buffers, strict=True):
+                found[f"muon.{name}"] = buffer
+        return found
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Put back what `state` gave; raises KeyError when a buffer is missing."""
+        parameters = [p for group in self.adam.param_groups for p in group["params"]]
+        for name, parameter in zip(self.adam_names, parameters, strict=True):
+            entries = {key: state[f"adam.{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq")}
+            self.adam.state[parameter] = {key: value.clone() for key, value in entries.items()}
+        if self.muon is not None:
+            for name, buffer in zip(self.muon_names, self.muon.buffers, strict=True):
+                buffer.copy_(state[f"muon.{name}"])

@@ -1,0 +1,106 @@
+"""Selectivity pressures on bounded operands.
+
+"Legible-by-Construction" section 3.6: sparsity λ_s |v| pulls a membership off, crispness λ_c v(1-v) pushes it to the
+nearer rail. Each is the mean over a surface's tokens and channels, summed over layers and surfaces (docs/decisions.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from legible_core.errors import LegibleError
+from legible_core.model import Observed
+
+Regime: TypeAlias = Literal["none", "sparsity", "crispness", "both"]
+Target: TypeAlias = Literal["operands", "outputs"]
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """One surface's pressure.
+
+    sparsity, crispness: λ_s and λ_c, one number for all layers or one per layer. `start_tokens` and `ramp_tokens` say
+    when sparsity begins and over how many tokens it rises linearly to its full strength. The regime decides which of
+    the two act; a strength without its regime is refused, so that a recipe says what it does.
+    """
+
+    regime: Regime = "none"
+    sparsity: float | tuple[float, ...] = 0.0
+    crispness: float | tuple[float, ...] = 0.0
+    target: Target = "operands"
+    start_tokens: int = 0
+    ramp_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.regime not in get_args(Regime):
+            raise _bad(f"regime {self.regime!r} does not exist; use none, sparsity, crispness or both")
+        if self.target not in get_args(Target):
+            raise _bad(f"target {self.target!r} does not exist; use operands or outputs")
+        for name, active in (("sparsity", ("sparsity", "both")), ("crispness", ("crispness", "both"))):
+            value = getattr(self, name)
+            strengths = value if isinstance(value, tuple) else (value,)
+            if any(not isinstance(s, int | float) or isinstance(s, bool) or not 0 <= s < 1e6 for s in strengths):
+                raise _bad(f"{name} must be a number of at least 0, or a list with one per layer")
+            if (self.regime in active) != any(s > 0 for s in strengths):
+                raise _bad(f"regime {self.regime} and {name} = {value} contradict each other")
+
+    def strength(self, name: Literal["sparsity", "crispness"], layer: int, tokens: int) -> float:
+        """λ of a layer after `tokens` training tokens."""
+        value = getattr(self, name)
+        full = float(value[layer] if isinstance(value, tuple) else value)
+        if name == "crispness" or (not self.start_tokens and not self.ramp_tokens):
+            return full
+        if tokens < self.start_tokens:
+            return 0.0
+        return full * min(1.0, (tokens - self.start_tokens) / self.ramp_tokens) if self.ramp_tokens else full
+
+
+def pressure_loss(observed: Observed, attention: Pressure, feed_forward: Pressure, tokens: int) -> Tensor | None:
+    """The sum of both surfaces' penalties over layers, or None when nothing presses."""
+    total: Tensor | None = None
+    layers = len(observed.feed_forward_operands)
+    for layer in range(layers):
+        outputs = observed.attention_outputs[layer]
+        surfaces = (
+            (attention, observed.attention_operands[layer], () if outputs is None else (outputs,)),
+            (feed_forward, observed.feed_forward_operands[layer], (observed.feed_forward_outputs[layer],)),
+        )
+        for pressure, operands, combined in surfaces:
+            values = operands if pressure.target == "operands" else combined
+            count = sum(value.numel() for value in values)
+            sparsity = pressure.strength("sparsity", layer, tokens)
+            crispness = pressure.strength("crispness", layer, tokens)
+            if not count or not (sparsity or crispness):
+                continue
+            for value in values:
+                term = _Penalty.apply(value, sparsity / count, crispness / count)
+                total = term if total is None else total + term
+    return total
+
+
+class _Penalty(torch.autograd.Function):
+    """Σ s|v| + c v(1-v) for v in [0,1], with its gradient s + c(1-2v) made in one pass."""
+
+    @staticmethod
+    def forward(ctx, value: Tensor, sparsity: float, crispness: float) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(value)
+        ctx.strengths = (sparsity, crispness)
+        flat = value.flatten().float()
+        mean = flat.sum()
+        return (sparsity + crispness) * mean - crispness * torch.dot(flat, flat)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def, override]
+        (value,) = ctx.saved_tensors
+        sparsity, crispness = ctx.strengths
+        slope = value * (-2.0 * crispness)
+        slope += sparsity + crispness
+        return slope.mul_(grad.to(slope.dtype)), None, None
+
+
+def _bad(reason: str) -> LegibleError:
+    return LegibleError(f"The pressure is not usable: {reason}.", code="bad_recipe")

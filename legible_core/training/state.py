@@ -1,0 +1,61 @@
+"""The state of a run on disk: safetensors and JSON, never pickle, replaced whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from legible_core.errors import Corrupt
+
+
+def write_state(folder: Path, weights: dict[str, Tensor], optimiser: dict[str, Tensor], meta: dict[str, Any]) -> None:
+    """Write a state beside its predecessor and swap them; a crash leaves one whole state, old or new."""
+    fresh = folder.with_name(folder.name + ".new")
+    old = folder.with_name(folder.name + ".old")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    save_file({name: value.detach().contiguous() for name, value in weights.items()}, fresh / "model.safetensors")
+    save_file({name: value.detach().contiguous() for name, value in optimiser.items()}, fresh / "optimiser.safetensors")
+    (fresh / "state.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+    for path in fresh.iterdir():
+        _sync(path)
+    _sync(fresh)
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    fresh.rename(folder)
+    _sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]] | None:
+    """Weights, optimiser buffers and meta of the latest whole state, or None when there is none.
+
+    Raises `Corrupt` when a state is there and cannot be read.
+    """
+    old = folder.with_name(folder.name + ".old")
+    source = folder if folder.exists() else old
+    if not source.exists():
+        return None
+    try:
+        meta = json.loads((source / "state.json").read_text(encoding="utf-8"))
+        return load_file(source / "model.safetensors"), load_file(source / "optimiser.safetensors"), meta
+    except (OSError, ValueError, SafetensorError) as error:
+        raise Corrupt(
+            f"The training state in {source} cannot be read ({error}); remove the folder to start anew."
+        ) from None
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
