@@ -56,18 +56,20 @@ def growing_text(pieces: Iterable[bytes]) -> Iterator[str]:
 
 def _parts(data: bytes) -> Iterator[str | bytes]:
     """Whole characters one by one, and the runs of bytes between them that are none."""
-    at = 0
-    while at < len(data):
+    bad = b""
+    while data:
         try:
-            yield from data[at:].decode("utf-8")
-            return
+            good, rest, wrong = data.decode("utf-8"), b"", b""
         except UnicodeDecodeError as error:
-            yield from data[at : at + error.start].decode("utf-8")
-            start, at = at + error.start, at + error.end
-            # Join neighbouring bad runs, so that two continuation bytes read ⟨80 99⟩ and not ⟨80⟩⟨99⟩.
-            while at < len(data) and (0x80 <= data[at] < 0xC0 or data[at] >= 0xF8):
-                at += 1
-            yield data[start:at]
+            good = data[: error.start].decode("utf-8")
+            wrong, rest = data[error.start : error.end], data[error.end :]
+        if good and bad:
+            yield bad
+            bad = b""
+        yield from good
+        bad, data = bad + wrong, rest
+    if bad:
+        yield bad
 
 
 def _character(character: str) -> str:

@@ -100,6 +100,13 @@ class Card:
             raise Corrupt(f"The card's {key} is {self.fields[key][:40]!r}; it must be a plain number.")
         return value
 
+    def share(self, key: str) -> float | None:
+        """A figure that must lie between 0 and 1."""
+        value = self.number(key)
+        if value is not None and not 0.0 <= value <= 1.0:
+            raise Corrupt(f"The card's {key} is {self.fields[key][:40]!r}; it must be a share between 0 and 1.")
+        return value
+
 
 @contextlib.contextmanager
 def open_inside(folder: Path, name: str) -> Iterator[tuple[BufferedReader, os.stat_result]]:

@@ -27,9 +27,9 @@ from legible_core.token_service import TokenizerService
 
 _SLUG = re.compile(r"[a-z0-9](?:[a-z0-9_-]|\.(?=[a-z0-9])){0,63}")
 
-# What a card may say of legibility; each is shown only beside the quality of the same checkpoint.
-QUALITY = ("loss", "perplexity")
-LEGIBILITY = ("operands_crisp", "operands_constant", "operands_alive_and_named", "values_selective", "units_selective")
+# What a card may say of legibility, as shares from 0 to 1 over all operands (`value_selective`: over all channels of
+# bounded heads); shown only beside the quality of the same checkpoint.
+LEGIBILITY = ("crisp", "on", "selective", "constant", "alive", "nameable", "labelled", "value_selective")
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,10 @@ class Checkpoint:
 
     @property
     def legibility(self) -> dict[str, float]:
-        """The card's legible figures, in per cent; empty when the card gives no quality beside them."""
-        if self.perplexity is None:
-            return {}
-        figures = {key: self.card.number(key) for key in LEGIBILITY}
-        return {key: value for key, value in figures.items() if value is not None}
+        """The card's legible figures, shares from 0 to 1; empty when the card gives no quality beside them."""
+        figures = {key: self.card.share(key) for key in LEGIBILITY}
+        known = {key: value for key, value in figures.items() if value is not None}
+        return known if self.perplexity is not None else {}
 
     def to_json(self) -> dict[str, Any]:
         """What `legible models --json` prints for it."""

@@ -143,8 +143,10 @@ class TokenizerService:
         child = self._idle.get()
         loading = False
         try:
-            if child is None or not child.alive:
-                child = _Child()
+            if child is not None and not child.alive:
+                child.kill()
+                child = None
+            child = child or _Child()
             # A step of its own, so that a file which cannot be loaded is told from a text that is too much for it.
             loading = key not in child.loaded
             if loading:
@@ -250,7 +252,7 @@ def serve() -> None:
             return
         # Should the parent be gone when this call hangs, the system ends the process: no handler, no interpreter.
         if hasattr(signal, "alarm"):
-            signal.alarm(int(request["seconds"]) + 5)
+            signal.alarm(int(request["seconds"]) + 2)
         try:
             reply = {"ok": _answer(cache, request["method"], request["path"], request["arguments"])}
         except LegibleError as error:

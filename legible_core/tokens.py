@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -236,13 +236,9 @@ def _parse(data: bytes) -> dict[str, Any]:
 
 def _as_typed(spec: dict[str, Any]) -> dict[str, Any]:
     """Without what would add or drop something at random: a leading space, and merges left out (BPE dropout)."""
-    stack: list[Any] = [spec.get("pre_tokenizer")]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, dict):
-            if node.get("type") == "ByteLevel":
-                node["add_prefix_space"] = False
-            stack.extend(node.get("pretokenizers") or ())
+    for node in _nodes(spec.get("pre_tokenizer")):
+        if node.get("type") == "ByteLevel":
+            node["add_prefix_space"] = False
     if spec["model"].get("dropout") is not None:
         spec["model"]["dropout"] = None
     return spec
@@ -250,16 +246,22 @@ def _as_typed(spec: dict[str, Any]) -> dict[str, Any]:
 
 def _style(spec: dict[str, Any]) -> str:
     """How the vocabulary writes text: "bytes" (GPT-2's byte alphabet), "sentencepiece" or plain "words"."""
-    kinds = set()
-    stack: list[Any] = [spec.get("decoder"), spec.get("pre_tokenizer")]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, dict):
-            kinds.add(node.get("type") if isinstance(node.get("type"), str) else None)
-            stack.extend(part for key in ("decoders", "pretokenizers") for part in node.get(key) or ())
+    parts = [*_nodes(spec.get("decoder")), *_nodes(spec.get("pre_tokenizer"))]
+    kinds = {part["type"] for part in parts if isinstance(part.get("type"), str)}
     if "ByteLevel" in kinds:
         return "bytes"
     return "sentencepiece" if kinds & {"Metaspace", "ByteFallback"} else "words"
+
+
+def _nodes(root: Any) -> Iterator[dict[str, Any]]:
+    """A decoder or pre-tokenizer and, where it is a sequence, its parts."""
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            yield node
+            for key in ("decoders", "pretokenizers"):
+                stack.extend(node[key] if isinstance(node.get(key), list) else ())
 
 
 def _unusable(error: BaseException, deed: str = "be used") -> BaseException:
