@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -71,11 +70,6 @@ def wants_json(scope: Scope) -> bool:
     return "json" in accept and "text/html" not in accept
 
 
-def as_json(error: LegibleError) -> str:
-    """The body as the CLI prints it with --json."""
-    return json.dumps(error.body(), ensure_ascii=False)
-
-
 def _from_validation(error: RequestValidationError) -> LegibleError:
     first = error.errors()[0]
     where = [str(part) for part in first["loc"] if part not in ("query", "body", "path", "header")]
@@ -103,7 +97,7 @@ def _page(request: Request, error: LegibleError) -> str:
         from app.urls import urls_for
 
         template = templates.env.get_template("error.html")
-        return str(template.render(request=request, urls=urls_for(request), error=error, **error.body()))
+        return str(template.render(request=request, urls=urls_for(request), error=error))
     hint = f"<p>{html.escape(error.hint)}</p>" if error.hint else ""
     title = html.escape(HTTPStatus(error.status).phrase)
     return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,8 @@ from types import TracebackType
 NETWORK = frozenset(
     {
         "9p", "afpfs", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.ceph", "fuse.glusterfs", "fuse.rclone",
-        "fuse.s3fs", "fuse.sshfs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "orangefs", "pvfs2", "smb2", "smb3",
-        "smbfs", "sshfs", "webdav",
+        "fuse.s3fs", "fuse.sshfs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "orangefs", "pvfs2", "smb2",
+        "smb3", "smbfs", "sshfs", "webdav",
     }
 )  # fmt: skip
 
@@ -37,13 +38,13 @@ def filesystem_kind(path: Path, mounts: list[tuple[str, str]]) -> str | None:
 
 def _mounts() -> list[tuple[str, str]]:
     """(mount point, kind) of every mount, in mount order."""
-    if sys.platform.startswith("linux"):
+    if platform.system() == "Linux":
         try:
             lines = Path("/proc/self/mountinfo").read_text().splitlines()
         except OSError:
             return []
         return [_linux_mount(line) for line in lines if " - " in line]
-    if sys.platform == "darwin":  # "//user@host/share on /Volumes/share (smbfs, nodev, …)"
+    if platform.system() == "Darwin":  # "//user@host/share on /Volumes/share (smbfs, nodev, …)"
         listed = subprocess.run(["/sbin/mount"], capture_output=True, text=True, check=False).stdout.splitlines()
         found = []
         for line in listed:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, case, delete, exc, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, case, delete, exc, func, insert, or_, select, update
 
 from app import wake
 from app.database import Database
@@ -30,6 +30,7 @@ INTERACTIVE = 100
 BACKGROUND = 0
 ACTIVE = ("waiting", "running")
 KEPT_FINISHED = 1000
+SEEN_SECONDS = 30.0
 
 LOST = "The worker stopped while it ran this job"
 
@@ -79,6 +80,20 @@ class JobEvent:
     attempt: int
     worker: str | None
     note: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A worker process; `alive` while its heartbeat is recent."""
+
+    id: str
+    host: str
+    pid: int
+    device: str | None
+    version: str
+    started_at: float
+    seen_at: float
+    alive: bool
 
 
 _COLUMNS = [getattr(JobRow, field.name) for field in fields(Job)]
@@ -137,7 +152,15 @@ class Queue:
             row = connection.execute(query).first()
         return None if row is None else _job(row)
 
-    def list(self, *, states: Sequence[str] | None = None, limit: int = 100) -> list[Job]:
+    def about(self, subject: str, kind: str | None = None) -> Sequence[Job]:
+        """The jobs that carry a digest, the newest first."""
+        query = select(*_COLUMNS).where(JobRow.subject == subject).order_by(JobRow.id.desc())
+        if kind is not None:
+            query = query.where(JobRow.kind == kind)
+        with self.database.read() as connection:
+            return [_job(row) for row in connection.execute(query)]
+
+    def list(self, *, states: Sequence[str] | None = None, limit: int = 100) -> Sequence[Job]:
         """Running jobs, then waiting ones in the order of their turn, then finished ones, the newest first."""
         rank = case((JobRow.state == "running", 0), (JobRow.state == "waiting", 1), else_=2)
         turn = case((JobRow.state == "waiting", -JobRow.priority), else_=0)
@@ -155,7 +178,7 @@ class Queue:
         with self.database.read() as connection:
             return int(connection.execute(query).scalar_one()) if job.state == "waiting" else None
 
-    def events(self, job_id: int) -> list[JobEvent]:
+    def events(self, job_id: int) -> Sequence[JobEvent]:
         """What happened to a job, in order."""
         query = select(*JobEventRow.__table__.c).where(JobEventRow.job_id == job_id).order_by(JobEventRow.id)
         with self.database.read() as connection:
@@ -300,11 +323,15 @@ class Queue:
             wake.after(self.database)
         return released
 
-    def abandon(self, worker: str) -> int:
-        """End the leases of a worker that is known to be dead, so that nobody waits for them to run out."""
+    def abandon(self, worker: str, *, blame: bool = True) -> int:
+        """End the leases of a worker that is known to be dead, so that nobody waits for them to run out.
+
+        Without `blame` (the worker was told to end) that is not held against its jobs.
+        """
         with self.database.write() as connection:
             held = and_(JobRow.worker == worker, JobRow.state == "running")
-            count = connection.execute(update(JobRow).where(held).values(lease_until=0.0)).rowcount
+            changes: dict[str, Any] = {"lease_until": 0.0} if blame else {"lease_until": 0.0, "paused": True}
+            count = connection.execute(update(JobRow).where(held).values(changes)).rowcount
             connection.execute(delete(WorkerRow).where(WorkerRow.id == worker))
             if count:
                 self._expire(connection)
@@ -327,6 +354,21 @@ class Queue:
         """Forget a worker that ends in good order."""
         with self.database.write() as connection:
             connection.execute(delete(WorkerRow).where(WorkerRow.id == worker))
+
+    def workers(self) -> Sequence[WorkerInfo]:
+        """The worker processes seen in the last day, the newest first."""
+        age = clock() - WorkerRow.seen_at
+        query = (
+            select(*WorkerRow.__table__.c, (age < SEEN_SECONDS).label("alive"))
+            .where(age < 86400)
+            .order_by(WorkerRow.started_at.desc())
+        )
+        with self.database.read() as connection:
+            rows = connection.execute(query).all()
+        return [
+            WorkerInfo(row.id, row.host, row.pid, row.device, row.version, row.started_at, row.seen_at, bool(row.alive))
+            for row in rows
+        ]
 
     # -- details -----------------------------------------------------------------------------------------------------
 
@@ -408,5 +450,5 @@ def _current(job: Job) -> tuple[Any, ...]:
     return (JobRow.id == job.id, JobRow.attempt == job.attempt, JobRow.state == "running")
 
 
-def _job(row: Row[Any]) -> Job:
+def _job(row: Any) -> Job:
     return Job(**{field.name: row._mapping[field.name] for field in fields(Job)})

@@ -8,29 +8,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fastapi import Request
+from starlette.requests import Request
+
+from app.settings import Settings
 
 if TYPE_CHECKING:
     from app.catalogue import Catalogue
     from app.jobs import Queue
-    from app.settings import Settings
     from app.store import Store
+    from legible_core.token_service import TokenizerService
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The web process's long-lived objects; all are safe to use from the thread pool."""
+    """The process's long-lived objects; all are safe to use from the thread pool."""
 
     settings: Settings
     store: Store
     queue: Queue
     catalogue: Catalogue
+    tokenizers: TokenizerService
+
+    def close(self) -> None:
+        self.tokenizers.close()
+        self.store.database.close()
 
 
 def services(request: Request) -> Services:
     """FastAPI dependency: the services of the running application."""
     found: Services = request.app.state.services
     return found
+
+
+def open_services(settings: Settings) -> Services:
+    """Open the database (migrating it) and everything else; raises LegibleError when it cannot be used."""
+    from app.catalogue import Catalogue
+    from app.database import Database
+    from app.jobs import Queue
+    from app.store import Store
+    from legible_core.token_service import TokenizerService
+
+    database = Database.open(settings, migrate=True)
+    store = Store(database)
+    queue = Queue(database, lease_seconds=settings.lease_seconds, max_attempts=settings.max_attempts)
+    return Services(settings, store, queue, Catalogue(store), TokenizerService())
+
+
+@contextmanager
+def opened(settings: Settings) -> Iterator[Services]:
+    """The services for the length of a command: `with opened(Settings.load(data_dir=...)) as services`."""
+    made = open_services(settings)
+    try:
+        yield made
+    finally:
+        made.close()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from platformdirs import user_data_path
 from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from legible_core.errors import LegibleError
 
@@ -28,8 +28,8 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="Address to listen on; any other than loopback needs a token.")
     port: int = Field(default=8321, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
     root_path: str = Field(default="", description="Path prefix under which a proxy serves the workbench.")
-    allowed_hosts: tuple[str, ...] = Field(
-        default=(), description="Further host names under which browsers may reach it, for example a proxy's."
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="Further host names under which browsers may reach it, such as a proxy's."
     )
     token: SecretStr | None = Field(
         default=None, description="Access token; made and printed when the host is not loopback and none is given."
@@ -51,6 +51,12 @@ class Settings(BaseSettings):
         if value and not value.startswith("/"):
             raise ValueError("starts with a slash, for example /legible")
         return value
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _names(cls, value: object) -> object:
+        """In a variable: names divided by commas."""
+        return tuple(name.strip() for name in value.split(",") if name.strip()) if isinstance(value, str) else value
 
     @field_validator("data_dir")
     @classmethod
@@ -87,8 +93,6 @@ class Settings(BaseSettings):
 
     def environment(self) -> dict[str, str]:
         """The same settings as variables, for a process that this one starts."""
-        import json
-
         values: dict[str, str] = {}
         for name in type(self).model_fields:
             value = getattr(self, name)
@@ -96,7 +100,7 @@ class Settings(BaseSettings):
                 continue
             if isinstance(value, SecretStr):
                 value = value.get_secret_value()
-            values[f"LEGIBLE_{name.upper()}"] = json.dumps(value) if isinstance(value, tuple) else str(value)
+            values[f"LEGIBLE_{name.upper()}"] = ",".join(value) if isinstance(value, tuple) else str(value)
         return values
 
 

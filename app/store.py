@@ -19,10 +19,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from app.database import Database
-from app.tables import CheckpointRow, JobRow, PromptRow, ReadingRow, RevisionRow, WorkerRow, clock
+from app.tables import CheckpointRow, JobRow, PromptRow, ReadingRow, RevisionRow, clock
 from legible_core import __version__
 from legible_core.errors import Conflict, NotFound
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from legible_core.reading import Reading, ReadingRequest
 
 NO_CONTRAST = -1
-SEEN_SECONDS = 30.0
 
 _NEWEST = (
     select(RevisionRow.id)
@@ -128,20 +127,6 @@ class AddedCheckpoint:
     hash: str
     path: str
     added_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """A worker process; `alive` while its heartbeat is recent."""
-
-    id: str
-    host: str
-    pid: int
-    device: str | None
-    version: str
-    started_at: float
-    seen_at: float
-    alive: bool
 
 
 class Store:
@@ -290,7 +275,7 @@ class Store:
         with self.database.read() as connection:
             return [_card(row) for row in connection.execute(query)]
 
-    # -- checkpoints and workers -------------------------------------------------------------------------------------
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def add_checkpoint(self, slug: str, hash: str, path: str, *, move: bool = False) -> None:
         """Remember a folder under a slug. A slug that names another hash moves only with `move`, else Conflict."""
@@ -315,21 +300,6 @@ class Store:
         with self.database.read() as connection:
             rows = connection.execute(select(*CheckpointRow.__table__.c).order_by(CheckpointRow.slug)).all()
         return [AddedCheckpoint(row.slug, row.hash, row.path, row.added_at) for row in rows]
-
-    def workers(self) -> list[Worker]:
-        """The worker processes seen in the last day, the newest first."""
-        age = clock() - WorkerRow.seen_at
-        query = (
-            select(*WorkerRow.__table__.c, (age < SEEN_SECONDS).label("alive"))
-            .where(age < 86400)
-            .order_by(WorkerRow.started_at.desc())
-        )
-        with self.database.read() as connection:
-            rows = connection.execute(query).all()
-        return [
-            Worker(row.id, row.host, row.pid, row.device, row.version, row.started_at, row.seen_at, bool(row.alive))
-            for row in rows
-        ]
 
     # -- details -----------------------------------------------------------------------------------------------------
 
@@ -392,7 +362,7 @@ class Store:
                 "slug": slug,
                 "token_ids": pack_ids(request.ids),
                 "text": text.encode("utf-8", "surrogatepass"),
-                "edits": [edit.to_json() for edit in request.edits],
+                "edits": request.to_json()["edits"],
                 "dtype": request.dtype,
                 "schema": reading.summary.schema_version,
                 "created_at": clock(),
@@ -450,14 +420,14 @@ def _relative_to(relative_to: str | None, contrast: int | None) -> str:
     return relative_to or ("nothing" if contrast is None else "contrast")
 
 
-def _stored(row: Row[Any]) -> StoredReading:
+def _stored(row: Any) -> StoredReading:
     values = dict(row._mapping)
     values["contrast"] = None if values["contrast"] == NO_CONTRAST else values["contrast"]
     values["collected"] = values.pop("collected_at") is not None
     return StoredReading(**values)
 
 
-def _prompt(row: Row[Any]) -> StoredPrompt:
+def _prompt(row: Any) -> StoredPrompt:
     return StoredPrompt(
         digest=row.digest,
         checkpoint_hash=row.checkpoint_hash,
@@ -470,7 +440,7 @@ def _prompt(row: Row[Any]) -> StoredPrompt:
     )
 
 
-def _card(row: Row[Any]) -> ReadingCard:
+def _card(row: Any) -> ReadingCard:
     return ReadingCard(
         digest=row.digest,
         position=row.position,

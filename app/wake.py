@@ -78,6 +78,12 @@ class Waker:
         if self._listener is not None:
             self._listener.close()
 
+    def interrupt(self) -> None:
+        """End this process's own wait at once, where it waits on a socket; safe in a signal handler."""
+        if self._socket is not None and self._path is not None:
+            with contextlib.suppress(OSError):
+                self._socket.sendto(b"!", str(self._path))
+
     def wait(self, seconds: float) -> bool:
         """Wait at most that long; True when woken."""
         if self._socket is not None:

@@ -1,0 +1,58 @@
+"""The checkpoints that this installation can open: the shipped ones and the added ones, by slug or by hash.
+
+Looks at the folders themselves, not at a copy in SQL: a folder that was moved or changed says so when it is opened.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from app.paths import models_dir
+from app.store import Store
+from legible_core.errors import NotFound
+from legible_core.registry import Checkpoint, Entry, resolve, survey
+
+FRESH_SECONDS = 5.0
+
+
+class Catalogue:
+    """A survey of all checkpoint folders, at most `FRESH_SECONDS` old. Safe from many threads."""
+
+    def __init__(self, store: Store, roots: tuple[Path, ...] | None = None) -> None:
+        self.store = store
+        self._roots = roots
+        self._lock = threading.Lock()
+        self._entries: list[Entry] = []
+        self._at = float("-inf")
+
+    def entries(self) -> list[Entry]:
+        """Every folder with its checkpoint, or with the error that refuses it."""
+        with self._lock:
+            if time.monotonic() - self._at > FRESH_SECONDS:
+                added = [(row.slug, Path(row.path)) for row in self.store.checkpoints()]
+                self._entries = survey(self._shipped(), added)
+                self._at = time.monotonic()
+            return list(self._entries)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """The checkpoints that can be opened."""
+        return [entry.checkpoint for entry in self.entries() if entry.checkpoint is not None]
+
+    def get(self, slug: str) -> Checkpoint:
+        """The checkpoint with this slug or hash; NotFound, or the reason why it is refused."""
+        return resolve(slug, self.entries())
+
+    def refresh(self) -> None:
+        """Look again at the next question, because a checkpoint was just added or removed."""
+        with self._lock:
+            self._at = float("-inf")
+
+    def _shipped(self) -> tuple[Path, ...]:
+        if self._roots is not None:
+            return self._roots
+        try:
+            return (models_dir(),)
+        except NotFound:
+            return ()

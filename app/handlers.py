@@ -1,0 +1,123 @@
+"""What a worker can do, one function per kind of job; torch is loaded by the first that needs it.
+
+| kind | payload | result |
+| --- | --- | --- |
+| read | request (`ReadingRequest.to_json`), slug, text | the explicit digest, position, target, ...; it is stored |
+| head | request, slug, layer, head | `Engine.head_detail` |
+| component | request, slug, component (its id) | `Engine.component_detail` |
+| scan | slug, corpus (a path on the worker's machine), and optionally tokens | what `naming.scan` reports |
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection
+
+from app.catalogue import Catalogue
+from app.settings import Settings
+from app.worker import Context, Handler, Outcome
+from legible_core.errors import Conflict
+from legible_core.reading import ReadingRequest
+
+if TYPE_CHECKING:
+    from legible_core.pipeline import Engine
+
+KEPT_ENGINES = 2
+
+
+def handlers(settings: Settings) -> Mapping[str, Handler]:
+    """The handlers of one worker, sharing its engines."""
+    engines = Engines(settings)
+    return {"read": engines.read, "head": engines.head, "component": engines.component}
+
+
+class Engines:
+    """The checkpoints that this worker holds in memory, the most recently used ones."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._open: OrderedDict[tuple[str, str], Engine] = OrderedDict()
+
+    def read(self, context: Context) -> Outcome:
+        """One reading, stored in the transaction that ends the job."""
+        payload, request = context.payload, _request(context)
+        engine = self.engine(context, request.checkpoint, request.dtype)
+        context.stage("run")
+        reading = engine.read(request)
+        context.stage("store")
+
+        def write(connection: Connection) -> None:
+            context.store.put_reading(
+                request, reading, slug=payload["slug"], text=payload["text"], connection=connection
+            )
+
+        result = {
+            "digest": reading.digest,
+            "position": reading.position,
+            "target": reading.target.id,
+            "contrast": None if reading.contrast is None else reading.contrast.id,
+            "relative_to": reading.relative_to,
+        }
+        return Outcome(result, write)
+
+    def head(self, context: Context) -> Outcome:
+        """One head of a reading close up."""
+        request = _request(context)
+        engine = self.engine(context, request.checkpoint, request.dtype)
+        context.stage("run")
+        return Outcome(engine.head_detail(request, context.payload["layer"], context.payload["head"]))
+
+    def component(self, context: Context) -> Outcome:
+        """One unit, channel or head of a reading close up."""
+        request = _request(context)
+        engine = self.engine(context, request.checkpoint, request.dtype)
+        context.stage("run")
+        return Outcome(engine.component_detail(request, context.payload["component"]))
+
+    def engine(self, context: Context, checkpoint_hash: str, dtype: str) -> Engine:
+        """The engine of a checkpoint, loaded when it is not at hand; Conflict when its folder has changed meanwhile."""
+        key = (checkpoint_hash, dtype)
+        if key not in self._open:
+            self._open[key] = self._load(context, checkpoint_hash, dtype)
+            while len(self._open) > KEPT_ENGINES:
+                self._open.popitem(last=False)
+        self._open.move_to_end(key)
+        return self._open[key]
+
+    def _load(self, context: Context, checkpoint_hash: str, dtype: str) -> Engine:
+        context.stage("load")
+        from legible_core.pipeline import Engine
+
+        _prepare_torch(self.settings)
+        checkpoint = Catalogue(context.store).get(checkpoint_hash)
+        if checkpoint.hash != checkpoint_hash:
+            raise Conflict(f"The checkpoint {checkpoint.slug} changed since this was asked; ask again.")
+        return Engine.open(
+            checkpoint,
+            dtype="bfloat16" if dtype == "bfloat16" else "float32",
+            device=pick_device(self.settings.device),
+            cache_bytes=self.settings.cache_mebibytes << 20,
+        )
+
+
+def _request(context: Context) -> ReadingRequest:
+    return ReadingRequest.from_json(context.payload["request"])
+
+
+def pick_device(device: str) -> str:
+    """`auto` is the first GPU where there is one."""
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _prepare_torch(settings: Settings) -> None:
+    if settings.threads:
+        import torch
+
+        torch.set_num_threads(settings.threads)

@@ -1,0 +1,199 @@
+"""Who may talk to the workbench: the Host and Origin of every request, the token, and what a page may load.
+
+- Host: only names this server answers to, so a foreign name that resolves to loopback (DNS rebinding) gets nothing.
+- Origin: a request that changes something must come from this site's own pages; programs without a browser send none.
+- Token: asked for when the server listens beyond loopback. `?token=` in the printed address becomes a cookie at once
+  and leaves the address; programs send `Authorization: Bearer`.
+- Headers: scripts, styles and images from this server only, nothing inline, no framing by others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import socket
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import respond
+from app.settings import Settings, is_loopback
+from legible_core.errors import LegibleError
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+MAX_BODY = 4 << 20
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+        "connect-src 'self'; manifest-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+class Guard:
+    """ASGI middleware that does all of the above, outside everything else."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app = app
+        self.settings = settings
+        self.token = settings.token.get_secret_value() if settings.token is not None else None
+        self.cookie = f"legible_{settings.port}"
+        self.names = {host_name(name) for name in settings.allowed_hosts}
+        if not settings.loopback:
+            self.names |= {host_name(settings.host), socket.gethostname().lower(), socket.getfqdn().lower()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return  # no WebSocket is served, so none is opened
+        send = _with_headers(send)
+        request = Request(scope, receive)
+        try:
+            redirect = self._check(request)
+        except LegibleError as error:
+            response = respond(request, error)
+            if error.status == 401:
+                response.headers["www-authenticate"] = "Bearer"
+            await response(scope, receive, send)
+            return
+        if redirect is not None:
+            await redirect(scope, receive, send)
+            return
+        await self.app(scope, _bounded(receive), send)
+
+    def _check(self, request: Request) -> RedirectResponse | None:
+        headers = request.headers
+        host = headers.get("host", "")
+        if not self._serves(host):
+            raise LegibleError(
+                f"This server does not answer to the host {host[:100]!r}.",
+                code="bad_host",
+                hint="Open it under the address it printed, or start it with --allowed-host NAME.",
+                status=421,
+            )
+        if request.method not in SAFE_METHODS:
+            self._check_origin(headers, host)
+        try:
+            too_large = int(headers.get("content-length", "0")) > MAX_BODY
+        except ValueError:
+            too_large = True
+        if too_large:
+            raise LegibleError(f"A request may hold at most {MAX_BODY:,} bytes.", code="too_large", status=413)
+        return None if self.token is None else self._authenticate(request, self.token)
+
+    def _serves(self, host: str) -> bool:
+        name = host_name(host)
+        if is_loopback(name) or name in self.names:
+            return True
+        # Listening on the network, any numeric address may be this machine's, and a number cannot be rebound.
+        return not self.settings.loopback and _numeric(name)
+
+    def _check_origin(self, headers: Headers, host: str) -> None:
+        origin = headers.get("origin")
+        if origin is None:
+            foreign = headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
+        else:
+            there = urlsplit(origin).netloc.lower()
+            foreign = not there or (there != host.lower() and host_name(there) not in self.names)
+        if foreign:
+            raise LegibleError(
+                f"This request comes from another site ({(origin or 'unnamed')[:100]}) and was not carried out.",
+                code="cross_site",
+                hint="Send it from the workbench's own pages.",
+                status=403,
+            )
+
+    def _authenticate(self, request: Request, token: str) -> RedirectResponse | None:
+        """Let the request pass (None), turn an address's token into a cookie (a redirect), or raise (401)."""
+        given = request.query_params.get("token")
+        if given is not None and same(given, token):
+            rest = urlencode([pair for pair in parse_qsl(request.url.query, True) if pair[0] != "token"])
+            root = str(request.scope.get("root_path", "")).rstrip("/")
+            path = request.scope["path"]
+            path = path if not root or path.startswith(root + "/") else root + path
+            # One leading slash: "//elsewhere" would leave this site.
+            redirect = RedirectResponse("/" + path.lstrip("/") + (f"?{rest}" if rest else ""), status_code=303)
+            redirect.set_cookie(
+                self.cookie, _derived(token), httponly=True, samesite="lax", path=root or "/", max_age=30 * 86400
+            )
+            return redirect
+        bearer = request.headers.get("authorization", "").partition(" ")[2]
+        if same(bearer, token) or same(self._cookie(request), _derived(token)):
+            return None
+        raise LegibleError(
+            "This workbench asks for its access token.",
+            code="no_token",
+            hint="Open the address with ?token=… that `legible serve` printed when it started.",
+            status=401,
+        )
+
+    def _cookie(self, request: Request) -> str:
+        try:
+            morsel = SimpleCookie(request.headers.get("cookie", "")).get(self.cookie)
+        except CookieError:
+            return ""
+        return morsel.value if morsel is not None else ""
+
+
+def same(given: str, secret: str) -> bool:
+    """Whether two strings are equal, in a time that does not tell how far they agree."""
+    return hmac.compare_digest(given.encode("utf-8", "replace"), secret.encode())
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header or an Origin's netloc, without port and brackets, in lower case."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host.partition("]")[0].removeprefix("[")
+    return host.rpartition(":")[0] if host.count(":") == 1 else host
+
+
+def _numeric(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _derived(token: str) -> str:
+    """What the cookie holds: proof of the token, not the token."""
+    return hashlib.sha256(f"legible cookie {token}".encode()).hexdigest()
+
+
+def _with_headers(send: Send) -> Send:
+    async def wrapped(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
+        await send(message)
+
+    return wrapped
+
+
+def _bounded(receive: Receive) -> Receive:
+    """The body, cut off where it passes the limit although its header promised less."""
+    seen = 0
+
+    async def wrapped() -> Message:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > MAX_BODY:
+            raise HTTPException(413, f"A request may hold at most {MAX_BODY:,} bytes.")
+        return message
+
+    return wrapped
