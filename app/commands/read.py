@@ -1,0 +1,205 @@
+"""`legible read`: one prediction read off heads and units, in the terminal or as JSON; runs in this process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from legible_core.errors import LegibleError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from legible_core.reading import Contributor, Reading
+    from legible_core.registry import Checkpoint
+
+MAX_TOP = 1000
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command("read")(read)
+
+
+def read(
+    model: Annotated[str, typer.Argument(help="A checkpoint: its slug, its hash, or its folder.")],
+    prompt: Annotated[str, typer.Argument(help="The text, read as typed; - reads it from standard input.")],
+    target: Annotated[
+        str | None, typer.Option(help="The token to read, such as ' worst'; default: the most probable one.")
+    ] = None,
+    contrast: Annotated[str | None, typer.Option(help="Read the logit difference to this token.")] = None,
+    position: Annotated[
+        int | None, typer.Option(help="0-based position whose next token is read; default: the last.")
+    ] = None,
+    relative_to: Annotated[str | None, typer.Option(help="nothing, mean (of the vocabulary) or contrast.")] = None,
+    top: Annotated[int, typer.Option(help=f"How many contributors are described, 0 to {MAX_TOP}.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole reading as JSON.")] = False,
+) -> None:
+    """Read the next token off named heads and units; the terms sum to the model's logit."""
+    try:
+        reading = make(model, prompt, target, contrast, position, relative_to, top)
+    except LegibleError as error:
+        typer.echo(json.dumps(error.body(), ensure_ascii=False) if as_json else sentence(error), err=True)
+        raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(json.dumps(reading.to_json(), ensure_ascii=False, allow_nan=False))
+    else:
+        from rich.console import Console
+
+        show(reading, Console(highlight=False))
+
+
+def make(
+    model: str,
+    prompt: str,
+    target: str | None,
+    contrast: str | None,
+    position: int | None,
+    relative_to: str | None,
+    top: int,
+) -> Reading:
+    """The reading that the command's words ask for; raises `LegibleError` for unusable ones."""
+    if not 0 <= top <= MAX_TOP:
+        raise LegibleError(f"--top is {top}; it must be from 0 to {MAX_TOP}.", code="bad_top")
+    checkpoint = find(model)
+    if prompt == "-":
+        prompt = sys.stdin.read()
+    from legible_core.pipeline import Engine
+
+    engine = Engine.open(checkpoint)
+    wish: Any = relative_to
+    request = engine.request(prompt, position=position, target=target, contrast=contrast, relative_to=wish)
+    return engine.read(request, top=top)
+
+
+def find(model: str) -> Checkpoint:
+    """The checkpoint of a slug, hash or folder: shipped ones first, then the added ones of the data folder."""
+    from app.paths import models_dir
+    from legible_core.registry import open_checkpoint, resolve, survey
+
+    if "/" in model or "\\" in model or (Path(model) / "config.json").is_file():
+        return open_checkpoint(Path(model))
+    shipped = survey([models_dir()])
+    if any(entry.checkpoint is not None and model in (entry.slug, entry.checkpoint.hash) for entry in shipped):
+        return resolve(model, shipped)
+    return resolve(model, survey([models_dir()], added()))
+
+
+def added() -> list[tuple[str, Path]]:
+    """What `legible add` registered; nothing where no workbench has run yet."""
+    from app.database import Database
+    from app.settings import Settings
+    from app.store import Store
+
+    settings = Settings.load()
+    if settings.database_url is None and not (settings.data_dir / "legible.sqlite").is_file():
+        return []
+    database = Database.open(settings, migrate=False)
+    try:
+        return [(row.slug, Path(row.path)) for row in Store(database).checkpoints()]
+    finally:
+        database.close()
+
+
+def sentence(error: LegibleError) -> str:
+    """The error and its hint for a person."""
+    return error.message if error.hint is None else f"{error.message} {error.hint}"
+
+
+# ---- for people ----------------------------------------------------------------------------------------------------
+
+
+def show(reading: Reading, console: Console) -> None:
+    """Print a reading as the page draws it: prompt, predictions, contributors, the sum, the shares."""
+    from rich.text import Text
+
+    summary = reading.summary
+    prompt = Text()
+    for index, token in enumerate(summary.tokens):
+        prompt.append(token.display, style="reverse" if index == summary.position else "")
+        prompt.append(" ")
+    console.print(prompt)
+    predictions = Text("predicts  ")
+    for token in summary.predictions:
+        predictions.append(token.display, style="bold" if token.id == summary.target.id else "")
+        predictions.append(f" {token.probability:.2f}   ", style="dim")
+    console.print(predictions)
+    target = summary.target
+    reads = f"reads     {target.display}  rank {target.rank}, "
+    reads += f"probability {target.probability:.3g}, logit {target.logit:.2f}"
+    if summary.contrast is not None:
+        reads += f", against {summary.contrast.display} (logit {summary.contrast.logit:.2f})"
+    elif summary.relative_to == "mean":
+        reads += ", against the vocabulary's mean logit"
+    console.print(Text(reads))
+    console.print()
+    console.print(contributors(summary.top, target.display))
+    console.print()
+    for line in closing(reading):
+        console.print(Text(line))
+
+
+def contributors(top: tuple[Contributor, ...], target: str) -> Table:
+    """One row for each described head or unit."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, justify in (("term", "right"), ("component", "left"), ("operation over its operands here", "left")):
+        table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=name != "operation")
+    table.add_column("promotes")
+    table.add_column(f"rank of {target}", justify="right")
+    for row in top:
+        term = Text(f"{row.value:+.3f}", style="red" if row.value > 0 else "blue")
+        promotes = " ".join(token.display for token in row.promotes[:6])
+        name = row.formula or (row.label.text if row.label is not None else "")
+        rank = "" if row.target_rank is None else str(row.target_rank)
+        table.add_row(
+            term, Text(f"{row.glyph} {row.id}"), Text(operation(row)), Text(f"{name}  {promotes}".strip()), rank
+        )
+    return table
+
+
+def operation(row: Contributor) -> str:
+    """`A∖B  A 0.98 determiner, B 0.04`, or a head's strongest channels."""
+    if row.kind == "head":
+        channels = ", ".join(f"c{o.id.rsplit('.c', 1)[-1]} {o.term or 0.0:+.2f}" for o in row.operands)
+        return f"{row.operation}  {channels}"
+    parts = []
+    for operand in row.operands:
+        label = "" if operand.label is None else f" {operand.label.text}"
+        parts.append(f"{operand.id.rsplit('.', 1)[-1]} {operand.value:.2f}{label}")
+    text = f"{row.operation} = {row.activation:.2f}" + (f"   {', '.join(parts)}" if parts else "")
+    if row.half_life is not None:
+        text += f"   half-life {row.half_life:.3g} tokens"
+    return text
+
+
+def closing(reading: Reading) -> list[str]:
+    """The sum line and the shares, as the page words them."""
+    summary = reading.summary
+    groups, shares = summary.groups, summary.shares
+    linear = f"  linear attention {groups.linear_attention:+.2f}" if groups.linear_attention else ""
+    what = {"nothing": "logit", "mean": "logit − mean", "contrast": "logit difference"}[summary.relative_to]
+    lines = [
+        f"attention {groups.attention:+.2f}{linear}  set operators {groups.set_operators:+.2f}  "
+        f"quantifiers {groups.quantifiers:+.2f}  GELU {groups.gelu:+.2f}  | floor {groups.floor:+.2f}  "
+        f"= {summary.sum:.4f}   {what} {summary.value:.4f}   residual {summary.residual:.1e} "
+        f"(tolerance {summary.tolerance:.0e})",
+        f"std(x) frozen at {summary.scale:.4f}",
+    ]
+    net = "undefined" if shares.net is None else f"{shares.net:.0%} of net"
+    mass = "undefined" if shares.mass is None else f"{shares.mass:.0%} of mass"
+    line = f"legible share {net}, {mass}"
+    if shares.named_mass is not None:
+        named = "" if shares.named_net is None else f"{shares.named_net:.0%} of net, "
+        line += f"; SELECTIVE and labelled {named}{shares.named_mass:.0%} of mass"
+    if shares.why_undefined is not None:
+        line += f" ({shares.why_undefined})"
+    return [*lines, line]
