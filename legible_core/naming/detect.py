@@ -74,10 +74,15 @@ class TokenCounts:
         """The whole state as named arrays."""
         return {f"{prefix}.seen": self.seen, f"{prefix}.on": self.on}
 
-    def load(self, arrays: Mapping[str, NDArray[Any]], prefix: str) -> None:
-        """Take the state that `arrays` gave."""
-        self.seen = np.array(arrays[f"{prefix}.seen"], np.int64)
-        self.on = np.array(arrays[f"{prefix}.on"], np.uint32)
+    def restored(self, arrays: Mapping[str, NDArray[Any]], prefix: str) -> TokenCounts:
+        """Counts of the same tokens and operands in the state that `arrays` gave; raises ValueError for another's."""
+        seen = np.array(arrays[f"{prefix}.seen"], np.int64)
+        on = np.array(arrays[f"{prefix}.on"], np.uint32)
+        if seen.shape != self.seen.shape or on.shape != self.on.shape:
+            raise ValueError("these counts are of different tokens or operands")
+        other = TokenCounts(self.columns, self.vocab_size, 0)
+        other.seen, other.on = seen, on
+        return other
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,7 @@ def detect(counts: TokenCounts, *, slack: float = SLACK, max_length: int = MAX_L
     on_total = counts.on.sum(axis=0, dtype=np.int64)
     listable = np.flatnonzero(seen >= MIN_COUNT)
     n = seen[listable].astype(np.float64)
+    none = _nothing()
     pieces: list[tuple[Ints, Ints, Floats, Floats]] = []
     naming = np.full(len(on_total), 0.5)
     for operand, hits in enumerate(on_total):
@@ -119,8 +125,18 @@ def detect(counts: TokenCounts, *, slack: float = SLACK, max_length: int = MAX_L
         naming[operand] += 0.5 * float(_gain(n[chosen], h[chosen], int(hits), total).sum())
         pieces[-1] = (counts.columns[listable[chosen]], *pieces[-1][1:])
     offsets = np.concatenate([[0], np.cumsum([len(piece[0]) for piece in pieces])]).astype(np.int64)
-    tokens, on, share, lift = (np.concatenate(part) if part else np.zeros(0) for part in zip(*pieces, strict=True))
-    return DetectLists(offsets, tokens, on, share, lift, naming)
+    return DetectLists(
+        offsets,
+        np.concatenate([none[0], *(piece[0] for piece in pieces)]),
+        np.concatenate([none[1], *(piece[1] for piece in pieces)]),
+        np.concatenate([none[2], *(piece[2] for piece in pieces)]),
+        np.concatenate([none[3], *(piece[3] for piece in pieces)]),
+        naming,
+    )
+
+
+def _nothing() -> tuple[Ints, Ints, Floats, Floats]:
+    return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
 
 
 def _gain(n: Floats, h: Floats, hits: int, total: int) -> Floats:
@@ -135,7 +151,7 @@ def _one_list(
     n: Floats, h: Floats, hits: int, total: int, slack: float, max_length: int
 ) -> tuple[Ints, Ints, Floats, Floats]:
     """Positions among the listable tokens, with their ON counts, shares and lifts, in the order shown."""
-    none = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
+    none = _nothing()
     if not 0 < hits < total:
         return none
     base = hits / total

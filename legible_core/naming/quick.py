@@ -82,8 +82,8 @@ def measure(
     for layer in layers:
         surfaces = _judge(layer)
         result["layers"].append({name: _mean([part]) for name, part in surfaces.items()})
-        for name, part in surfaces.items():
-            pooled[name].append(part)
+        for name, columns in surfaces.items():
+            pooled[name].append(columns)
     result["attention"] = _mean(pooled["attention"])
     result["feed_forward"] = _mean(pooled["feed_forward"])
     result["all"] = _mean(pooled["attention"] + pooled["feed_forward"])

@@ -1,0 +1,451 @@
+"""The names of a checkpoint: reads and writes names.json and names.safetensors; imports no torch.
+
+    names = Names.load(folder)                       # None when the checkpoint has none
+    names.operand(parse("L5.p39.A")).label           # Label("determiner", "class", ...)
+    names.component(parse("L5.u263")).formula        # "determiner ∖ determiner → superlative"
+    names.units(5)                                   # every unit of a layer, for a table
+
+A name is evidence plus a short label. `read off the weights`: promote lists, decay. `measured on data`: detect lists,
+agreement, statistics, and every label. The arrays are described in docs/names.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_arrays
+
+from legible_core import folder as files
+from legible_core.config import ModelConfig
+from legible_core.errors import Corrupt, NotFound
+from legible_core.legibility import CODES, HISTOGRAM_BINS, Legibility, classify
+from legible_core.units import GLYPHS, Channel, Component, HeadOperand, Operand, QuantifierOperand, Unit
+
+SCHEMA = 1
+JSON, ARRAYS = "names.json", "names.safetensors"
+MAX_JSON_BYTES, MAX_ARRAY_BYTES = 32 << 20, 1 << 30
+SHOWN = 24
+UNNAMED = "?"
+
+
+@dataclass(frozen=True)
+class Label:
+    """A short label with its evidence.
+
+    kind "class": `n` of the list's `of` leading tokens are in the class, which a frequency-matched draw gives with an
+    adjusted p-value of `q`. kind "tokens": no class passed; the three leading tokens, quoted, and nothing is claimed.
+    kind "state": the operand is CONSTANT, so it is not a detector: "always" or "never" or a level.
+    """
+
+    text: str
+    kind: str
+    q: float | None = None
+    n: int | None = None
+    of: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class TokenEvidence:
+    """A token of a detect list: ON at `count` of its occurrences, a `share` of them, `lift` times the base rate."""
+
+    id: int
+    display: str
+    lift: float
+    count: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """A token of a promote list: `weight` is the centred logit that one unit of activation adds, before 1/std(x)."""
+
+    id: int
+    display: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class OperandName:
+    """The detect side of an operand. Shares are of the scanned tokens; `agreement` is of text the list never saw.
+
+    length: how many tokens the whole list holds; `detect` shows the leading ones. agreement: None when undefined.
+    """
+
+    id: str
+    label: Label | None
+    detect: tuple[TokenEvidence, ...]
+    length: int
+    agreement: float | None
+    mean: float
+    variance: float
+    crisp: float
+    on: float
+    cls: Legibility
+    histogram: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ComponentName:
+    """The name of a unit or of a bounded head's channel.
+
+    label: of its promote list. formula: `operand op operand → promotes`. operands: ids, in the order of the formula.
+    cls: a channel's own class; a unit's after its operands (SELECTIVE or CONSTANT when all of them are, else FUZZY).
+    The statistics are of the component's own value; all of them, and cls, are None for GELU units.
+    """
+
+    id: str
+    kind: str
+    formula: str
+    label: Label | None
+    operands: tuple[str, ...]
+    operand_labels: tuple[Label | None, ...]
+    promotes: tuple[Promotion, ...]
+    rare: tuple[Promotion, ...]
+    cls: Legibility | None
+    mean: float | None
+    variance: float | None
+    crisp: float | None
+    on: float | None
+    decay: float | None = None
+    half_life: float | None = None
+
+    @property
+    def promote(self) -> list[tuple[int, float]]:
+        """The promote list as (token id, weight) pairs."""
+        return [(token.id, token.weight) for token in self.promotes]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Names:
+    """A loaded names store; immutable, and safe to share between threads."""
+
+    def __init__(self, meta: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+        """Checks every array against the config in `meta`; raises `Corrupt` naming what does not fit."""
+        if meta.get("schema") != SCHEMA:
+            raise Corrupt(f"{JSON} has schema {str(meta.get('schema'))[:20]}; this program reads {SCHEMA}")
+        self.meta = meta
+        self.config = ModelConfig.from_json(meta.get("config"))
+        self._arrays = arrays
+        self._check()
+        self._display: dict[str, str] = meta["tokens"]
+        self._classes: list[str] = meta["classes"]
+        self._operand_start, self._component_start = starts(self.config)
+
+    @classmethod
+    def load(cls, folder: Path | str, *, checkpoint_hash: str | None = None) -> Names | None:
+        """The names beside a checkpoint; None when it has none, or has those of other weights than `checkpoint_hash`.
+
+        Raises `Corrupt`, with one sentence, when the files are not what they claim to be.
+        """
+        folder = Path(folder)
+        if not (folder / JSON).is_file() or not (folder / ARRAYS).is_file():
+            return None
+        meta = files.parse_json(files.read_text(folder, JSON, MAX_JSON_BYTES), JSON)
+        if checkpoint_hash is not None and meta.get("checkpoint") != checkpoint_hash:
+            return None
+        with files.open_inside(folder, ARRAYS) as (file, status):
+            if status.st_size > MAX_ARRAY_BYTES:
+                raise Corrupt(f"{ARRAYS} is {status.st_size:,} bytes; the limit is {MAX_ARRAY_BYTES:,} bytes")
+            data = file.read()
+        try:
+            arrays = load_arrays(data)
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise Corrupt(f"{ARRAYS} is no safetensors file of plain arrays: {str(error)[:80]}") from None
+        return cls(meta, arrays)
+
+    # ---- one name ------------------------------------------------------------------------------------------------
+
+    def operand(self, component: Component, shown: int = SHOWN) -> OperandName:
+        """The name of an operand (a membership channel is its own); raises `NotFound` for anything else."""
+        index = self._operand_index(component)
+        of = self._arrays
+        start, stop = int(of["detect.offsets"][index]), int(of["detect.offsets"][index + 1])
+        tokens = of["detect.tokens"][start : min(stop, start + shown)]
+        counts = of["detect.on"][start : min(stop, start + shown)].astype(np.int64)
+        seen, base = of["seen"], float(of["operand.base"][index])
+        detect = tuple(
+            TokenEvidence(
+                id=int(token),
+                display=self.display(int(token)),
+                lift=float(count) / max(int(seen[token]), 1) / base if base else math.inf,
+                count=int(count),
+                share=float(count) / max(int(seen[token]), 1),
+            )
+            for token, count in zip(tokens, counts, strict=True)
+        )
+        agreed = float(of["operand.agreement"][index])
+        return OperandName(
+            id=str(component),
+            label=self._operand_label(index),
+            detect=detect,
+            length=stop - start,
+            agreement=None if math.isnan(agreed) else agreed,
+            mean=float(of["operand.mean"][index]),
+            variance=float(of["operand.variance"][index]),
+            crisp=float(of["operand.crisp"][index]),
+            on=float(of["operand.on"][index]),
+            cls=CODES[self._operand_codes[index]],
+            histogram=tuple(float(x) for x in of["operand.histogram"][index]),
+        )
+
+    def component(self, component: Component) -> ComponentName:
+        """The name of a unit or a bounded head's channel; raises `NotFound` for anything else."""
+        index = self._component_index(component)
+        of = self._arrays
+        label = self._label("component", index, of["promote.tokens"][index])
+        kind, operands = self._reads(component)
+        labels = tuple(self._operand_label(self._operand_index(operand)) for operand in operands)
+        half_life, decay = None, None
+        if kind in ("existential", "proportion"):
+            decay = float(of["decay"][self._quantifier_index(component)])
+            half_life = math.inf if decay >= 1.0 else math.log(0.5) / math.log(decay) if decay > 0 else 0.0
+        measured = kind != "gelu"
+        return ComponentName(
+            id=str(component),
+            kind=kind,
+            formula=_formula(kind, labels, half_life, label),
+            label=label,
+            operands=tuple(str(operand) for operand in operands),
+            operand_labels=labels,
+            promotes=self._promotions("promote", index),
+            rare=self._promotions("rare", index),
+            cls=self._component_class(component, index, operands),
+            mean=float(of["component.mean"][index]) if measured else None,
+            variance=float(of["component.variance"][index]) if measured else None,
+            crisp=float(of["component.crisp"][index]) if measured else None,
+            on=float(of["component.on"][index]) if measured else None,
+            decay=decay,
+            half_life=half_life,
+        )
+
+    def units(self, layer: int) -> Iterator[ComponentName]:
+        """Every unit of a layer, in order."""
+        for unit in range(self.config.feed_forward.d_ff):
+            yield self.component(Unit(layer, unit))
+
+    def channels(self, layer: int, head: int) -> Iterator[ComponentName]:
+        """Every channel of a bounded head, in order; nothing for a linear head."""
+        if 0 <= layer < self.config.n_layers and self.config.is_bounded(layer, head):
+            for channel in range(self.config.d_head):
+                yield self.component(Channel(layer, head, channel))
+
+    def display(self, token: int) -> str:
+        """The chip of a token that stands in some list."""
+        return self._display.get(str(token), f"⟨{token}⟩")
+
+    # ---- the model as a whole ------------------------------------------------------------------------------------
+
+    @property
+    def quality(self) -> dict[str, Any]:
+        """Loss and perplexity of the same checkpoint on the scanned text; no legibility figure goes without it."""
+        quality: dict[str, Any] = self.meta["quality"]
+        return quality
+
+    @property
+    def legibility(self) -> dict[str, Any]:
+        """The papers' rows per layer and pooled, and the nameability; see docs/names.md."""
+        legibility: dict[str, Any] = self.meta["legibility"]
+        return legibility
+
+    # ---- where things stand --------------------------------------------------------------------------------------
+
+    def _operand_index(self, component: Component) -> int:
+        config, layer = self.config, getattr(component, "layer", -1)
+        within: int | None = None
+        if 0 <= layer < config.n_layers:
+            heads = config.attention.n_special[layer]
+            base, half, pairs = heads * config.d_head, config.d_head // 2, config.feed_forward.n_pairs
+            value, quantifiers = config.attention.value, config.feed_forward.quantifiers
+            match component:
+                case Channel(_, head, channel) if value == "membership" and head < heads and channel < config.d_head:
+                    within = head * config.d_head + channel
+                case HeadOperand(_, head, pair, side) if value == "boolean" and head < heads and pair < half:
+                    within = head * config.d_head + (pair if side == "A" else half + pair)
+                case Operand(_, pair, side) if pair < pairs:
+                    within = base + (pair if side == "A" else pairs + pair)
+                case QuantifierOperand(_, unit) if quantifiers.start <= unit < quantifiers.stop:
+                    within = base + 2 * pairs + unit - quantifiers.start
+        if within is None:
+            raise NotFound(f"{component} is no operand of this checkpoint.")
+        return int(self._operand_start[layer]) + within
+
+    def _component_index(self, component: Component) -> int:
+        config, layer = self.config, getattr(component, "layer", -1)
+        within: int | None = None
+        if 0 <= layer < config.n_layers:
+            heads = config.attention.n_special[layer]
+            match component:
+                case Channel(_, head, channel) if head < heads and channel < config.d_head:
+                    within = head * config.d_head + channel
+                case Unit(_, unit) if unit < config.feed_forward.d_ff:
+                    within = heads * config.d_head + unit
+        if within is None:
+            raise NotFound(f"{component} has no name in this checkpoint; units and bounded heads' channels have one.")
+        return int(self._component_start[layer]) + within
+
+    def _quantifier_index(self, component: Component) -> int:
+        assert isinstance(component, Unit)
+        layout = self.config.feed_forward
+        return component.layer * layout.n_quantifiers + component.unit - layout.quantifiers.start
+
+    def _reads(self, component: Component) -> tuple[str, tuple[Component, ...]]:
+        """The operation of a component and the operands it reads, in the order of its formula."""
+        layout, half = self.config.feed_forward, self.config.d_head // 2
+        if isinstance(component, Channel):
+            layer, head, channel = component.layer, component.head, component.channel
+            if self.config.attention.value == "membership":
+                return "membership", (component,)
+            kind = "intersection" if channel < half else "difference"
+            return kind, (HeadOperand(layer, head, channel % half, "A"), HeadOperand(layer, head, channel % half, "B"))
+        assert isinstance(component, Unit)
+        kind = layout.kind(component.unit)
+        if kind in ("intersection", "difference"):
+            pair = layout.pair(component.unit)
+            return kind, (Operand(component.layer, pair, "A"), Operand(component.layer, pair, "B"))
+        return kind, () if kind == "gelu" else (QuantifierOperand(component.layer, component.unit),)
+
+    # ---- labels and classes --------------------------------------------------------------------------------------
+
+    @cached_property
+    def _operand_codes(self) -> NDArray[np.int8]:
+        return classify(
+            self._arrays["operand.variance"].astype(np.float64), self._arrays["operand.crisp"].astype(np.float64)
+        )
+
+    def _component_class(self, component: Component, index: int, operands: tuple[Component, ...]) -> Legibility | None:
+        if not operands:
+            return None
+        if isinstance(component, Channel):
+            statistics = (self._arrays[f"component.{name}"][index : index + 1] for name in ("variance", "crisp"))
+            return CODES[int(classify(*(values.astype(np.float64) for values in statistics))[0])]
+        classes = {CODES[self._operand_codes[self._operand_index(operand)]] for operand in operands}
+        return classes.pop() if len(classes) == 1 else Legibility.FUZZY
+
+    def _operand_label(self, index: int) -> Label | None:
+        if self._operand_codes[index] == 0:
+            mean = float(self._arrays["operand.mean"][index])
+            return Label("never" if mean < 0.1 else "always" if mean > 0.9 else f"constant {mean:.2f}", "state")
+        start, stop = self._arrays["detect.offsets"][index : index + 2]
+        return self._label("operand", index, self._arrays["detect.tokens"][int(start) : int(stop)])
+
+    def _label(self, side: str, index: int, tokens: NDArray[Any]) -> Label | None:
+        of = self._arrays
+        chosen = int(of[f"{side}.label.class"][index])
+        if chosen >= 0:
+            n, leading = int(of[f"{side}.label.overlap"][index]), int(of[f"{side}.label.leading"][index])
+            return Label(self._classes[chosen], "class", float(of[f"{side}.label.q"][index]), n, leading)
+        if not len(tokens):
+            return None
+        return Label(", ".join(f"“{self.display(int(token))}”" for token in tokens[:3]), "tokens")
+
+    def _promotions(self, side: str, index: int) -> tuple[Promotion, ...]:
+        tokens, weights = self._arrays[f"{side}.tokens"][index], self._arrays[f"{side}.weights"][index]
+        return tuple(
+            Promotion(int(token), self.display(int(token)), float(weight))
+            for token, weight in zip(tokens, weights, strict=True)
+        )
+
+    # ---- checks --------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        meta, arrays, config = self.meta, self._arrays, self.config
+        for key, kind in (("tokens", dict), ("classes", list), ("quality", dict), ("legibility", dict)):
+            if not isinstance(meta.get(key), kind):
+                raise Corrupt(f'{JSON} lacks its "{key}"')
+        operands, components = (int(ends[-1]) for ends in starts(config))
+        top, rare = (arrays[key].shape[-1] if key in arrays else 0 for key in ("promote.tokens", "rare.tokens"))
+        listed = arrays["detect.tokens"].size if "detect.tokens" in arrays else 0
+        shapes: dict[str, tuple[int, ...]] = {
+            "seen": (config.vocab_size,),
+            "detect.offsets": (operands + 1,),
+            "detect.tokens": (listed,),
+            "detect.on": (listed,),
+            "operand.histogram": (operands, HISTOGRAM_BINS),
+            "decay": (config.n_layers * config.feed_forward.n_quantifiers,),
+        }
+        shapes |= {f"operand.{name}": (operands,) for name in ("mean", "variance", "crisp", "on", "base", "agreement")}
+        shapes |= {f"component.{name}": (components,) for name in ("mean", "variance", "crisp", "on")}
+        for side, rows in (("operand", operands), ("component", components)):
+            shapes |= {f"{side}.label.{name}": (rows,) for name in ("class", "q", "overlap", "leading")}
+        for side, width in (("promote", top), ("rare", rare)):
+            shapes |= {f"{side}.{name}": (components, width) for name in ("tokens", "weights")}
+        for name, shape in shapes.items():
+            if name not in arrays or arrays[name].shape != shape:
+                found = arrays[name].shape if name in arrays else "missing"
+                raise Corrupt(f"{ARRAYS}: {name} is {found}; the checkpoint needs {shape}")
+        offsets = arrays["detect.offsets"].astype(np.int64)
+        if offsets[0] != 0 or offsets[-1] != listed or (np.diff(offsets) < 0).any():
+            raise Corrupt(f"{ARRAYS}: detect.offsets do not divide the list of tokens")
+        for name in ("detect.tokens", "promote.tokens", "rare.tokens"):
+            ids = arrays[name]
+            if ids.dtype.kind not in "ui" or (ids.size and int(ids.max()) >= config.vocab_size):
+                raise Corrupt(f"{ARRAYS}: {name} holds ids outside the vocabulary")
+        for side in ("operand", "component"):
+            chosen = arrays[f"{side}.label.class"]
+            if chosen.dtype.kind != "i" or (
+                chosen.size and not -1 <= chosen.min() <= chosen.max() < len(meta["classes"])
+            ):
+                raise Corrupt(f"{ARRAYS}: {side}.label.class names no class of {JSON}")
+
+
+def starts(config: ModelConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where each layer's operands and components start in the arrays; the last entry is their number.
+
+    Components of a layer: the bounded heads' channels, head by head, then every unit.
+    """
+    layout = config.feed_forward
+    channels = np.array(config.attention.n_special, np.int64) * config.d_head
+    operands = channels + 2 * layout.n_pairs + layout.n_quantifiers
+    components = channels + layout.d_ff
+    return (
+        np.concatenate([[0], np.cumsum(operands)]).astype(np.int64),
+        np.concatenate([[0], np.cumsum(components)]).astype(np.int64),
+    )
+
+
+def _formula(kind: str, operands: tuple[Label | None, ...], half_life: float | None, promotes: Label | None) -> str:
+    """`determiner ∖ determiner → superlative`; `∃ comparative (1.5 tok) → than`; `h` and `g` read no two operands."""
+    names = [UNNAMED if label is None else label.text for label in operands]
+    after = UNNAMED if promotes is None else promotes.text
+    if kind in ("intersection", "difference"):
+        before = f"{names[0]} {GLYPHS[kind]} {names[1]}"
+    elif half_life is not None:
+        before = f"{GLYPHS[kind]} {names[0]} ({tokens_text(half_life)})"
+    else:
+        before = names[0] if names else GLYPHS["gelu"]
+    return f"{before} → {after}"
+
+
+def tokens_text(half_life: float) -> str:
+    """A half-life for people: `1.5 tok`, `34 tok`, `∞ tok`."""
+    if math.isinf(half_life):
+        return "∞ tok"
+    return f"{half_life:.1f} tok" if half_life < 10 else f"{half_life:.0f} tok"
+
+
+def without_lists(name: ComponentName) -> ComponentName:
+    """The same name without its token lists, for a table of many."""
+    return replace(name, promotes=(), rare=())
+
+
+def to_json_text(meta: dict[str, Any]) -> str:
+    """names.json as it is written: stable order, one key per line at the top."""
+    lines = (f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in meta.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
