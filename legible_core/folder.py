@@ -126,10 +126,11 @@ def open_inside(folder: Path, name: str) -> Iterator[tuple[BufferedReader, os.st
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except OSError as error:
         raise Corrupt(f"{name} cannot be opened: {error.strerror}") from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise Corrupt(f"{name} is no regular file")
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise Corrupt(f"{name} is no regular file")
         yield file, status
 
 
@@ -179,7 +180,8 @@ def read_header(folder: Path) -> dict[str, TensorInfo]:
 
 def parse_header(head: bytes | memoryview, file_size: int) -> dict[str, TensorInfo]:
     """`read_header` for the first bytes of a file of `file_size` bytes."""
-    if bytes(head[:4]) == b"PK\x03\x04" or bytes(head[:1]) == b"\x80":
+    # A length may begin with the same byte as a pickle; the header behind it begins with a brace in any case.
+    if (bytes(head[:4]) == b"PK\x03\x04" or bytes(head[:1]) == b"\x80") and bytes(head[8:9]) != b"{":
         raise Corrupt(f"{WEIGHTS} is a pickled file under another name, and {_WHY_NO_PICKLE}")
     if len(head) < 8:
         raise Corrupt(f"{WEIGHTS} is truncated: it has {file_size:,} bytes, and its header alone needs more")
@@ -195,7 +197,7 @@ def parse_header(head: bytes | memoryview, file_size: int) -> dict[str, TensorIn
     for name, info in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
         if info.start != end:
             fault = "overlaps the one before it" if info.start < end else "leaves a gap before it"
-            raise Corrupt(f"{WEIGHTS} is corrupted: the data of {_named(name)} {fault}")
+            raise Corrupt(f"{WEIGHTS} is corrupted: the data of {quoted(name)} {fault}")
         end = info.end
     if end > file_size:
         raise Corrupt(f"{WEIGHTS} is truncated: its tensors need {end:,} bytes, and the file has {file_size:,}")
@@ -206,15 +208,15 @@ def parse_header(head: bytes | memoryview, file_size: int) -> dict[str, TensorIn
 
 def _tensor(name: str, entry: Any, data_start: int) -> TensorInfo:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise Corrupt(f"{WEIGHTS} is corrupted: the entry of {_named(name)} is not dtype, shape and data_offsets")
+        raise Corrupt(f"{WEIGHTS} is corrupted: the entry of {quoted(name)} is not dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        raise Corrupt(f"{_named(name)} in {WEIGHTS} is stored as {str(dtype)[:20]}; it must be F32, BF16 or F16")
+        raise Corrupt(f"{quoted(name)} in {WEIGHTS} is stored as {str(dtype)[:20]}; it must be F32, BF16 or F16")
     for numbers, what in ((shape, "shape"), (offsets, "data_offsets")):
         if not isinstance(numbers, list) or any(type(n) is not int or not 0 <= n < 1 << 48 for n in numbers):
-            raise Corrupt(f"{WEIGHTS} is corrupted: the {what} of {_named(name)} is no list of whole numbers")
+            raise Corrupt(f"{WEIGHTS} is corrupted: the {what} of {quoted(name)} is no list of whole numbers")
     if len(offsets) != 2 or len(shape) > 8 or offsets[1] - offsets[0] != math.prod(shape) * DTYPE_BYTES[dtype]:
-        raise Corrupt(f"{WEIGHTS} is corrupted: the shape of {_named(name)} does not fit the bytes it has")
+        raise Corrupt(f"{WEIGHTS} is corrupted: the shape of {quoted(name)} does not fit the bytes it has")
     return TensorInfo(dtype, tuple(shape), data_start + offsets[0], data_start + offsets[1])
 
 
@@ -240,10 +242,15 @@ def pickled_instead(folder: Path) -> Corrupt | None:
         return None
     for name in names:
         if name.endswith(_PICKLED):
-            return Corrupt(f"its weights are in {_named(name)}, a pickled file, and {_WHY_NO_PICKLE}")
+            return Corrupt(f"its weights are in {quoted(name)}, a pickled file, and {_WHY_NO_PICKLE}")
     if any(re.fullmatch(r"model-\d+-of-\d+\.safetensors", name) for name in names):
         return Corrupt(f"its weights are in several files; join them into one {WEIGHTS}")
     return None
+
+
+def quoted(name: str) -> str:
+    """A name out of a file, safe and short enough for a sentence."""
+    return repr(name if len(name) <= 80 else name[:79] + "…")
 
 
 def file_hash(folder: Path, name: str) -> str:
@@ -259,11 +266,6 @@ def manifest_hash(hashes: dict[str, str]) -> str:
     """
     canonical = json.dumps({name: hashes[name] for name in MANIFEST_FILES}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
-
-
-def _named(name: str) -> str:
-    """A name out of a file, safe and short enough for a sentence."""
-    return repr(name if len(name) <= 80 else name[:79] + "…")
 
 
 _WHY_NO_PICKLE = (

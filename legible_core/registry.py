@@ -207,11 +207,11 @@ def check_tensors(tensors: dict[str, TensorInfo], config: ModelConfig) -> dict[s
         expected += 1
     if len(tensors) > expected:
         known = {name for name, _ in expected_tensors(config)}
-        unknown = sorted(name[:80] for name in tensors if name not in known)
-        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
-        raise Corrupt(
-            f"{files.WEIGHTS} holds tensors that config.json has no place for: {', '.join(unknown[:3])}{more}"
+        unknown = sorted(name for name in tensors if name not in known)
+        shown = ", ".join(map(files.quoted, unknown[:3])) + (
+            f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         )
+        raise Corrupt(f"{files.WEIGHTS} holds tensors that config.json has no place for: {shown}")
     return tensors
 
 
