@@ -131,7 +131,7 @@ def test_edits_are_in_the_terms():
     assert edited.terms.units[1, 5] == pytest.approx(3.0 * float(column.units[1, 5]) / edited.terms.scale, abs=1e-9)
 
 
-# ---- a wrong term is found -----------------------------------------------------------------------------------------------
+# ---- a wrong term is found -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("part", ["channels", "units", "biases", "undivided", "direction"])
@@ -183,7 +183,7 @@ def _where(engine, wish):
     return trace, position, Question(wish.target), logits
 
 
-# ---- sums over the terms -------------------------------------------------------------------------------------------------
+# ---- sums over the terms ---------------------------------------------------------------------------------------------
 
 
 def test_channels_sum_to_their_head_and_layers_to_the_groups(engine):
