@@ -36,6 +36,10 @@ class KeyValues:
 class Attention(nn.Module):
     """One layer's heads; the first `n_special` are bounded."""
 
+    query: nn.Parameter
+    key: nn.Parameter
+    output: nn.Parameter
+
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         d, bias = config.d_model, config.linear_bias
@@ -72,9 +76,7 @@ class Attention(nn.Module):
         z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
         return z.transpose(1, 2), operands, bounded
 
-    def values(
-        self, x: Float[Tensor, "b t d"]
-    ) -> tuple[Float[Tensor, "b t h dh"], tuple[Tensor, ...], Tensor | None]:
+    def values(self, x: Float[Tensor, "*s d"]) -> tuple[Float[Tensor, "*s h dh"], tuple[Tensor, ...], Tensor | None]:
         """The values of all heads (bounded ones first), the bounded heads' operands, and their combined values."""
         parts: list[Tensor] = []
         operands = self.operands(x)
@@ -86,7 +88,7 @@ class Attention(nn.Module):
             parts.append(rest.unflatten(-1, (self.n_heads - self.n_special, self.d_head)))
         return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)), operands, bounded
 
-    def operands(self, x: Float[Tensor, "b t d"]) -> tuple[Tensor, ...]:
+    def operands(self, x: Float[Tensor, "*s d"]) -> tuple[Tensor, ...]:
         """σ of the bounded rows: (V,) for membership heads, (A, B) for Boolean ones, () without bounded heads."""
         if not self.n_special:
             return ()

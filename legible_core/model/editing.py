@@ -26,7 +26,9 @@ def edit_hidden(
     return hidden
 
 
-def edit_heads(z: Float[Tensor, "b t h dh"], layer: int, edits: Sequence[Edit], start: int) -> Float[Tensor, "b t h dh"]:
+def edit_heads(
+    z: Float[Tensor, "b t h dh"], layer: int, edits: Sequence[Edit], start: int
+) -> Float[Tensor, "b t h dh"]:
     """Apply the head and channel edits of this layer to z."""
     here = [edit for edit in edits if isinstance(edit.component, Head | Channel) and edit.component.layer == layer]
     if not here:

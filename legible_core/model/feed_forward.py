@@ -25,6 +25,9 @@ STICKY = 0.98
 class FeedForward(nn.Module):
     """hidden = [A⊙B ; A⊙(1-B) ; existentials ; proportions ; GELU], written through a free down-projection."""
 
+    down: nn.Parameter
+    theta: nn.Parameter | None
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         layout = config.feed_forward
@@ -35,14 +38,14 @@ class FeedForward(nn.Module):
         matrix(self, "quantifier", layout.n_quantifiers, d, bias)
         matrix(self, "gelu", layout.n_gelu, d, bias)
         matrix(self, "down", d, layout.d_ff, bias)
-        if layout.n_quantifiers:
-            self.theta = nn.Parameter(torch.full((layout.n_quantifiers,), math.log(STICKY / (1 - STICKY))))
-        else:
-            self.register_parameter("theta", None)
+        sticky = math.log(STICKY / (1 - STICKY))
+        self.theta = nn.Parameter(torch.full((layout.n_quantifiers,), sticky)) if layout.n_quantifiers else None
 
     @property
     def decay(self) -> Float[Tensor, " q"]:
         """λ = σ(θ) of every quantifier, existentials first, float32."""
+        if self.theta is None:
+            return torch.zeros(0, device=self.down.device)
         return torch.sigmoid(self.theta.float())
 
     def forward(
@@ -65,8 +68,8 @@ class FeedForward(nn.Module):
             parts.append(F.gelu(linear(self, "gelu", x)))
         return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)), operands, after
 
-    def operands(self, x: Float[Tensor, "b t d"]) -> tuple[Tensor, ...]:
-        """Sigmoid memberships: (A, B) of the pairs when there are pairs, then m of the quantifiers when there are any."""
+    def operands(self, x: Float[Tensor, "*s d"]) -> tuple[Tensor, ...]:
+        """Sigmoid memberships: (A, B) of the pairs, then m of the quantifiers, where the layer has them."""
         found: list[Tensor] = []
         if self.layout.n_pairs:
             found += [torch.sigmoid(linear(self, "pair_a", x)), torch.sigmoid(linear(self, "pair_b", x))]

@@ -23,7 +23,7 @@ from torch import Tensor
 
 def linear_scan(a: Float[Tensor, "b t q"], b: Float[Tensor, "b t q"]) -> Float[Tensor, "b t q"]:
     """x_t = a_t x_{t-1} + b_t with x_{-1} = 0, along dimension 1, in float32; differentiable in both arguments."""
-    return _LinearScan.apply(a.float(), b.float())  # type: ignore[no-any-return]
+    return _LinearScan.apply(a.float(), b.float())
 
 
 class _LinearScan(torch.autograd.Function):
@@ -34,7 +34,7 @@ class _LinearScan(torch.autograd.Function):
         return x
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         a, x = ctx.saved_tensors
         # dL/db_t = g_t + a_{t+1} dL/db_{t+1}: the same scan on reversed time, with the coefficients one step late.
         late = torch.cat([torch.zeros_like(a[:, :1]), a[:, 1:].flip(1)], dim=1)
@@ -71,9 +71,9 @@ class QuantifierState:
 def quantify(
     m: Float[Tensor, "b t q"], decay: Float[Tensor, " q"], state: QuantifierState | None = None
 ) -> tuple[Float[Tensor, "b t q"], QuantifierState]:
-    """Existentials from the first half of the channels, proportions from the second, and the state after the last token.
+    """Existentials of the first half of the channels, proportions of the second, and the state after the last token.
 
-    m: memberships in [0,1]; decay: λ in (0,1) per unit; state: what earlier tokens left, None at the start of a text.
+    m: memberships in [0,1]; decay: λ in (0,1) per unit; state: what earlier tokens left, None at a text's start.
     """
     half = m.shape[-1] // 2
     m = m.float()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -65,12 +66,16 @@ class Transformer(nn.Module):
     matrices to bfloat16.
     """
 
+    unembedding: nn.Parameter | None
+    unembedding_bias: nn.Parameter | None
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.token_embedding = nn.Parameter(torch.zeros(config.vocab_size, config.d_model))
         self.position_embedding = nn.Parameter(torch.zeros(config.context, config.d_model))
-        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.n_layers))
+        # A ModuleList at run time; typed as what it holds.
+        self.layers = cast(list[Layer], nn.ModuleList(Layer(config, index) for index in range(config.n_layers)))
         self.final_norm = LayerNorm(config.d_model, config.norm_eps, config.norm_bias)
         untied = None if config.tied else nn.Parameter(torch.zeros(config.vocab_size, config.d_model))
         self.register_parameter("unembedding", untied)
@@ -104,7 +109,7 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "b t d"]:
         """The final residual stream before the last norm, for callers that need few logits."""
         start = 0 if cache is None else cache.length
-        x = self._embed(ids, start, edits)[0]
+        x = self._embed(ids, start, edits, cached=cache is not None)[0]
         for index, layer in enumerate(self.layers):
             x = self._layer(layer, index, x, edits, start, None if cache is None else cache.layers[index], observed)[-1]
         if cache is not None:
@@ -166,20 +171,19 @@ class Transformer(nn.Module):
         """The attention weights of a head from `position` to positions 0..position."""
         part = self.layers[layer]
         x = self._compute(part.attention_norm(trace.layers[layer].attention_in), part.attention.output)
-        return part.attention.pattern_row(x, head, position)  # type: ignore[no-any-return]
+        return part.attention.pattern_row(x, head, position)
 
     @torch.no_grad()
     def head_values(self, layer: int, trace: Trace) -> Float[Tensor, "t h dh"]:
         """What every head's value is at every position (before attention gathers it), float32."""
         part = self.layers[layer]
         x = self._compute(part.attention_norm(trace.layers[layer].attention_in), part.attention.output)
-        return part.attention.values(x[None])[0][0].float()  # type: ignore[no-any-return]
+        return part.attention.values(x[None])[0][0].float()
 
     @torch.no_grad()
     def decay(self, layer: int) -> Float[Tensor, " q"]:
         """λ of a layer's quantifiers, existentials first; empty when it has none."""
-        part = self.layers[layer].feed_forward
-        return part.decay if part.theta is not None else torch.zeros(0, device=self.token_embedding.device)
+        return self.layers[layer].feed_forward.decay
 
     # ---- starting and converting ---------------------------------------------------------------------------------
 
@@ -212,21 +216,24 @@ class Transformer(nn.Module):
 
     # ---- the pass itself -----------------------------------------------------------------------------------------
 
-    def _embed(self, ids: Tensor, start: int, edits: Sequence[Edit]) -> tuple[Tensor, Tensor, Tensor]:
+    def _embed(
+        self, ids: Tensor, start: int, edits: Sequence[Edit], cached: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
         stop = start + ids.shape[1]
         if ids.shape[1] == 0:
             raise LegibleError("The prompt is empty; give at least one token.", code="empty_prompt")
         if stop > self.config.context:
             raise TooLarge(f"The prompt has {stop} tokens; this checkpoint reads at most {self.config.context}.")
         for edit in edits:
-            edit.check(self.config, stop)
+            # With a cache the text may go on, so an edit may name a position still to come.
+            edit.check(self.config, self.config.context if cached else stop)
         token = F.embedding(ids, self.token_embedding)
         position = self.position_embedding[start:stop]
         return token + position, token, position
 
     def _layer(
         self,
-        layer: nn.Module,
+        layer: Layer,
         index: int,
         x: Tensor,
         edits: Sequence[Edit],

@@ -50,8 +50,8 @@ def documents(path: Path) -> Iterator[str]:
 def train_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
     """A byte-level BPE tokenizer with `<|endoftext|>` as id 0, trained on a text file."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[attr-defined]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[attr-defined]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[END_OF_TEXT],
@@ -103,7 +103,7 @@ def tokenise(path: Path, tokenizer: Tokenizer, cache: Path, progress: Progress |
 class Order:
     """Which tokens each step sees: contexts of the text in a seeded order, the same for every run with that seed.
 
-    The last `held_out` tokens are never drawn. After the whole text has been seen once, the next pass has another order.
+    The last `held_out` tokens are never drawn. Each pass over the text has an order of its own.
     """
 
     ids: np.ndarray

@@ -123,7 +123,9 @@ class Run:
         for rows in self.order.held_out_batches(batch):
             rows = rows.to(self.device)
             logits = self.model(rows[:, :-1])
-            losses.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="none"))
+            losses.append(
+                torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
+            )
         return torch.cat(losses)
 
     def load(self, folder: Path) -> dict[str, Any]:
@@ -186,7 +188,7 @@ class Run:
         return True
 
     def _step(self, optimiser: Optimiser, step: int, factor: float) -> tuple[float, float, float]:
-        """Gradient accumulation over micro-batches, clip, update; the mean loss, penalty, and the norm before the clip."""
+        """Accumulate over micro-batches, clip, update; gives the mean loss, the penalty, and the norm before the clip."""
         recipe, model = self.recipe, self.model
         context, schedule = recipe.model.context, recipe.schedule
         rows = schedule.batch_tokens // context

@@ -18,7 +18,7 @@ def next_token_loss(x: Float[Tensor, "n d"], unembedding: Float[Tensor, "v d"], 
     Equal to `cross_entropy(x @ W.T, targets)`. The gradient is made in the same pass over the chunks, so the memory
     beyond inputs and gradients is one chunk of logits.
     """
-    return _NextTokenLoss.apply(x, unembedding, targets)  # type: ignore[no-any-return]
+    return _NextTokenLoss.apply(x, unembedding, targets)
 
 
 class _NextTokenLoss(torch.autograd.Function):
@@ -49,6 +49,6 @@ class _NextTokenLoss(torch.autograd.Function):
         return (total / n).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         grad_x, grad_w = ctx.saved_tensors
         return grad_x * grad, grad_w * grad, None

@@ -94,7 +94,7 @@ class _Penalty(torch.autograd.Function):
         return (sparsity + crispness) * mean - crispness * torch.dot(flat, flat)
 
     @staticmethod
-    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def, override]
+    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
         (value,) = ctx.saved_tensors
         sparsity, crispness = ctx.strengths
         slope = value * (-2.0 * crispness)

@@ -131,7 +131,9 @@ def load_recipe(path: Path) -> Recipe:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise NotFound(f"There is no recipe at {path}; give the path of a TOML file, such as those in recipes/.") from None
+        raise NotFound(
+            f"There is no recipe at {path}; give the path of a TOML file, such as those in recipes/."
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise _bad(f"{path} cannot be read as UTF-8 text ({type(error).__name__})") from None
     except tomllib.TOMLDecodeError as error:
