@@ -1,0 +1,76 @@
+"""From a person's words to a reading's address: tokenise, check, find what is stored, else submit one job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from app.jobs import Job
+from app.services import Services
+from app.store import StoredPrompt
+from app.urls import Urls
+from legible_core.errors import NotFound
+from legible_core.reading import ReadingRequest
+from legible_core.registry import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a digest stands for, from the store or from the job that is to read it."""
+
+    digest: str
+    checkpoint_hash: str
+    slug: str
+    ids: tuple[int, ...]
+    text: str
+    dtype: str
+
+
+def start_reading(services: Services, urls: Urls, checkpoint: Checkpoint, text: str) -> str:
+    """The address of the reading of `text`'s last prediction; its job is in SQL when this returns.
+
+    Raises LegibleError in one sentence for a text that cannot be read.
+    """
+    ids = tuple(int(i) for i in services.tokenizers.call("encode", checkpoint.tokenizer_path, text))
+    request = ReadingRequest(checkpoint.hash, ids, dtype=services.settings.dtype)
+    request.check(checkpoint.config)
+    stored = services.store.find(request.digest)
+    if stored is not None:
+        return urls.reading(checkpoint.slug, request.digest, position=stored.position, target=stored.target)
+    position = len(ids) - 1
+    request = ReadingRequest(checkpoint.hash, ids, position=position, dtype=services.settings.dtype)
+    submit_reading(services, request, slug=checkpoint.slug, text=text.replace("\r\n", "\n"))
+    return urls.reading(checkpoint.slug, request.digest, position=position)
+
+
+def submit_reading(services: Services, request: ReadingRequest, *, slug: str, text: str) -> Job:
+    """One job for this very request, whoever asks and however often."""
+    payload = {"request": request.to_json(), "slug": slug, "text": text}
+    return services.queue.submit("read", read_key(request), payload, subject=request.digest)
+
+
+def read_key(request: ReadingRequest) -> str:
+    """The job key of a reading: its digest and everything that its address may name."""
+    parts = (request.position, request.target, request.contrast, request.relative_to)
+    return ":".join(["read", request.digest, *("-" if part is None else str(part) for part in parts)])
+
+
+def find_prompt(services: Services, digest: str) -> Prompt:
+    """The prompt behind an address; NotFound when neither a stored reading nor a job knows it."""
+    stored: StoredPrompt | None = services.store.prompt(digest)
+    if stored is not None:
+        return Prompt(stored.digest, stored.checkpoint_hash, stored.slug, stored.ids, stored.text, stored.dtype)
+    for job in services.queue.about(digest, "read"):
+        asked: dict[str, Any] = job.payload["request"]
+        return Prompt(
+            digest, asked["checkpoint"], job.payload["slug"], tuple(asked["ids"]), job.payload["text"], asked["dtype"]
+        )
+    raise NotFound(
+        f"There is no reading {digest[:12]} here; it was deleted, or read on another machine.",
+        hint="Type its prompt again: the same text, checkpoint and settings have the same address.",
+    )
+
+
+def one_token(services: Services, checkpoint: Checkpoint, text: str) -> int:
+    """The token that a person typed as target or contrast; one that splits is an error that shows how."""
+    return int(services.tokenizers.call("target", checkpoint.tokenizer_path, text))

@@ -1,0 +1,194 @@
+"""The chosen head or unit of a reading: from the reading where it says enough, else from a job of the worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from app.figures import attention_levels
+from app.jobs import Job
+from app.pages.formula import Piece, formula, operand_piece
+from app.pages.panel import KIND_NAMES, Look, Panel, PanelOperand, component_panel
+from app.pages.reading_view import Chosen, contributor_formula
+from app.services import Services
+from app.urls import Urls
+from legible_core.errors import LegibleError, NotFound
+from legible_core.reading import Contributor, OperandValue, Promoted, Reading, ReadingRequest, Summary
+from legible_core.registry import Checkpoint
+from legible_core.units import GLYPHS, Head, Unit, parse
+
+LOOKS = 10
+CHANNELS = 6
+GATHERED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PanelChoice:
+    """The panel, the shades of the token strip, and whether this is final or waits for the worker."""
+
+    panel: Panel | None
+    shades: tuple[int, ...] = ()
+    final: bool = True
+
+
+def panel_for(
+    services: Services,
+    urls: Urls,
+    reading: Reading,
+    chosen: Chosen,
+    checkpoint: Checkpoint | None,
+    *,
+    slug: str,
+    text: str,
+) -> PanelChoice:
+    """The panel of `chosen.component`, or of the strongest unit when none is chosen; NotFound for an unknown one."""
+    summary = reading.summary
+    vocabulary = checkpoint.config.vocab_size if checkpoint is not None else 0
+    top = {c.id: c for c in summary.top}
+    if chosen.component is None:
+        strongest = next((c for c in summary.top if c.kind != "head"), None)
+        if strongest is None:
+            return PanelChoice(None)
+        return PanelChoice(component_panel(strongest, urls.unit(slug, strongest.id), vocabulary))
+    component = check_component(chosen.component, summary)
+    href = urls.head(slug, component) if isinstance(component, Head) else urls.unit(slug, component)
+    known = top.get(str(component))
+    if known is not None and isinstance(component, Unit):
+        return PanelChoice(component_panel(known, href, vocabulary))
+    base = _base(reading, component, known, href, vocabulary, checkpoint)
+    if checkpoint is None:
+        message = "Its checkpoint is not here any more, so only what the reading holds is shown."
+        return PanelChoice(replace(base, message=message))
+    job = detail_job(services, summary, str(component), slug=slug, text=text)
+    if job.state == "done" and job.result is not None:
+        return _from_result(job.result, href, vocabulary, summary)
+    if job.active or job.state == "done":
+        poll = urls.reading(slug, summary.digest, **chosen.query())
+        return PanelChoice(replace(base, message=_state(services, job), poll=poll), final=False)
+    reason = str((job.error or {}).get("message", "It was cancelled."))
+    return PanelChoice(replace(base, message=reason, fault=True), final=False)
+
+
+def check_component(text: str, summary: Summary) -> Head | Unit:
+    """The head or unit with this id in a reading of this shape."""
+    component = parse(text)
+    layers, heads = summary.heads_shape
+    units = summary.units_shape[1]
+    if not isinstance(component, Head | Unit):
+        raise LegibleError(
+            f"{text} has no panel; choose a head such as L0.h0 or a unit such as L0.u0.", code="bad_component"
+        )
+    index, limit, what = (
+        (component.head, heads, "head") if isinstance(component, Head) else (component.unit, units, "unit")
+    )
+    if component.layer >= layers:
+        raise NotFound(f"There is no layer {component.layer}; this checkpoint has layers 0 to {layers - 1}.")
+    if index >= limit:
+        raise NotFound(f"There is no {what} {index}; a layer of this checkpoint has {what}s 0 to {limit - 1}.")
+    return component
+
+
+def detail_job(services: Services, summary: Summary, component: str, *, slug: str, text: str) -> Job:
+    """The job that looks closer at one component of a stored reading; submitted once, kept while it is remembered."""
+    request = ReadingRequest(
+        summary.checkpoint.hash,
+        tuple(token.id for token in summary.tokens),
+        summary.position,
+        summary.target.id,
+        None if summary.contrast is None else summary.contrast.id,
+        summary.relative_to,
+        summary.dtype,
+    )
+    parts = (request.position, request.target, request.contrast, request.relative_to, component)
+    key = ":".join(["component", request.digest, *("-" if part is None else str(part) for part in parts)])
+    job = services.queue.find(key)
+    if job is None or (job.state == "done" and job.result is None):
+        payload = {"request": request.to_json(), "slug": slug, "text": text, "component": component}
+        job = services.queue.submit("component", key, payload, subject=request.digest)
+    return job
+
+
+def _base(
+    reading: Reading, component: Head | Unit, known: Contributor | None, href: str, vocabulary: int,
+    checkpoint: Checkpoint | None,
+) -> Panel:  # fmt: skip
+    """What the reading itself says, until the worker has looked closer."""
+    if known is not None:
+        return component_panel(known, href, vocabulary, pieces=contributor_formula(known))
+    if isinstance(component, Head):
+        kind, value = "head", float(reading.heads[component.layer, component.head])
+    else:
+        kind = checkpoint.config.feed_forward.kind(component.unit) if checkpoint is not None else "gelu"
+        value = float(reading.units[component.layer, component.unit])
+    return Panel(
+        id=str(component), kind=kind, href=href, glyph=GLYPHS[kind], kind_name=KIND_NAMES[kind], value=value,
+        vocabulary=vocabulary,
+    )  # fmt: skip
+
+
+def _from_result(result: dict[str, Any], href: str, vocabulary: int, summary: Summary) -> PanelChoice:
+    if result["kind"] != "head":
+        contributor = Contributor.model_validate(result)
+        return PanelChoice(component_panel(contributor, href, vocabulary))
+    pattern = [float(weight) for weight in result["pattern"]]
+    channels = result["channels"]
+    gathering = [c for c in channels if c.get("gathered")][:GATHERED]
+    order = sorted(range(len(pattern)), key=lambda index: -pattern[index])[:LOOKS]
+    looks = tuple(
+        Look(
+            position=index,
+            display=summary.tokens[index].display,
+            weight=pattern[index],
+            term=float(result["terms"][index]),
+            found="; ".join(_found(channel, index) for channel in gathering),
+        )
+        for index in order
+    )
+    promotes = tuple(Promoted.model_validate(p) for p in result["promotes"][:10])
+    operands = tuple(
+        PanelOperand(c["id"], _channel_piece(c), float(c["activation"]), float(c["value"]), ())
+        for c in channels[:CHANNELS]
+    )
+    lead = operands[0].name if operands else Piece("attention head")
+    panel = Panel(
+        id=result["id"],
+        kind="head",
+        href=href,
+        glyph=GLYPHS["head"],
+        kind_name=f"attention head, {result['operation']} value",
+        value=float(result["value"]),
+        formula=(lead, *([Piece("…")] if len(channels) > 1 else []), *formula("", (), promotes, None)[1:]),
+        target_rank=result["target_rank"],
+        vocabulary=vocabulary,
+        operands_title="Strongest channels",
+        operands=operands,
+        with_terms=True,
+        promotes=promotes,
+        looks=looks,
+        gathers=bool(gathering),
+    )
+    return PanelChoice(panel, tuple(attention_levels(pattern)))
+
+
+def _channel_piece(channel: dict[str, Any]) -> Piece:
+    """A channel's own formula where a scan named it, else its operation."""
+    said = channel.get("formula")
+    if said:
+        return Piece(str(said), measured=True, evidence=f"measured on data; {channel['id']}, {channel['operation']}")
+    return operand_piece(OperandValue(id=str(channel["operation"]), value=0.0))
+
+
+def _found(channel: dict[str, Any], index: int) -> str:
+    """c19 A 0.98 B 0.02: what the head gathered in one channel from one token."""
+    name = channel["id"].rpartition(".")[2]
+    values = channel["gathered"]
+    if len(values) == 1:
+        return f"{name} {values[0]['values'][index]:.2f}"
+    return f"{name} " + " ".join(f"{v['id'].rpartition('.')[2]} {v['values'][index]:.2f}" for v in values)
+
+
+def _state(services: Services, job: Job) -> str:
+    if job.state == "waiting" and not any(worker.alive for worker in services.queue.workers()):
+        return "No worker is alive; the rest appears as soon as one is."
+    return "Looking closer…"
+

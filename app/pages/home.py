@@ -1,0 +1,202 @@
+"""Home: the prompt box first; then the checkpoints, examples, and what was read before."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Form, Query, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+
+from app.pages.asking import start_reading
+from app.pages.reading_view import Chosen
+from app.pages.view import page, percent, short, twin
+from app.services import Services, services
+from app.store import ReadingCard
+from app.urls import Urls, urls_for
+from legible_core.errors import LegibleError
+from legible_core.registry import Checkpoint
+
+router = APIRouter(default_response_class=HTMLResponse)
+
+SHOWN = 12
+EXAMPLES_FILE = "examples.json"
+# Where a checkpoint brings no examples of its own; the first is the papers'.
+EXAMPLES = (
+    "It was the best of times, it was the",
+    "I am very much obliged to",
+    "He shook his",
+    "In the middle of the",
+    "She could not help",
+    "At the end of the",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A line of the checkpoint picker: kind, size, quality, legible share."""
+
+    slug: str
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A prompt, and what this checkpoint makes of it where its folder says so."""
+
+    prompt: str
+    token: str | None = None
+    said: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    href: str
+    text: str
+    target: str
+    probability: float
+    slug: str
+
+
+@dataclass(frozen=True, slots=True)
+class CardList:
+    name: str
+    empty: str
+    cards: tuple[Card, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HomePage:
+    title: str
+    prompt: str
+    chosen: str | None
+    checkpoints: tuple[Choice, ...]
+    refused: tuple[str, ...]
+    examples: tuple[Example, ...]
+    lists: tuple[CardList, ...]
+
+
+@router.get("/")
+def home(
+    request: Request,
+    services: Annotated[Services, Depends(services)],
+    model: Annotated[str | None, Query(max_length=100)] = None,
+    prompt: Annotated[str, Query(max_length=4000)] = "",
+) -> Response:
+    """The page that everything starts from."""
+    return page(request, "home.html", _home(services, urls_for(request), model, prompt))
+
+
+@router.get("/index.json")
+def home_json(request: Request, services: Annotated[Services, Depends(services)]) -> Response:
+    """Its JSON twin."""
+    return twin(_home(services, urls_for(request), None, ""))
+
+
+@router.post("/")
+def read(
+    request: Request,
+    services: Annotated[Services, Depends(services)],
+    prompt: Annotated[str, Form()] = "",
+    model: Annotated[str | None, Form(max_length=100)] = None,
+    example: Annotated[str | None, Form(max_length=4000)] = None,
+) -> Response:
+    """Accept a prompt: written to SQL before the answer, then off to the reading's own address."""
+    checkpoint = _choose(services, model)
+    if checkpoint is None:
+        raise LegibleError("No checkpoint is here yet, so nothing can be read; add one with `legible add FOLDER`.")
+    # A browser sends every line break of a text area as CRLF; the tokenizer turns it back into LF.
+    address = start_reading(services, urls_for(request), checkpoint, prompt if example is None else example)
+    return RedirectResponse(address, status_code=303)
+
+
+def _home(services: Services, urls: Urls, model: str | None, prompt: str) -> HomePage:
+    entries = services.catalogue.entries()
+    checkpoints = [entry.checkpoint for entry in entries if entry.checkpoint is not None]
+    chosen = next((c for c in checkpoints if c.slug == model), None) or _default(checkpoints)
+    recent = _cards(urls, services.store.readings(limit=SHOWN))
+    collected = _cards(urls, services.store.readings(collected=True, limit=SHOWN))
+    lists = [CardList("Recent readings", "None yet. What you read is kept here, and under its own address.", recent)]
+    if collected:
+        lists.append(CardList("Collected", "", collected))
+    return HomePage(
+        title="Read a prediction",
+        prompt=prompt,
+        chosen=chosen.slug if chosen is not None else None,
+        checkpoints=tuple(Choice(c.slug, describe(c)) for c in checkpoints),
+        refused=tuple(entry.error.message for entry in entries if entry.error is not None),
+        examples=examples_of(chosen) if chosen is not None else (),
+        lists=tuple(lists),
+    )
+
+
+def _choose(services: Services, model: str | None) -> Checkpoint | None:
+    return services.catalogue.get(model) if model else _default(services.catalogue.checkpoints())
+
+
+def _default(checkpoints: list[Checkpoint]) -> Checkpoint | None:
+    """The first checkpoint with legible units, else the first: what a newcomer should meet."""
+    legible = [c for c in checkpoints if c.config.feed_forward.n_named]
+    return (legible or checkpoints or [None])[0]  # type: ignore[list-item]
+
+
+def describe(checkpoint: Checkpoint) -> str:
+    """Kind, size, and quality and legibility side by side, as far as its card gives them."""
+    parts = [checkpoint.kind, f"{checkpoint.parameters / 1e6:.1f} M parameters"]
+    if checkpoint.perplexity is not None:
+        parts.append(f"perplexity {short(checkpoint.perplexity, 1)}")
+    figures = checkpoint.legibility
+    if "operands_alive_and_named" in figures:
+        parts.append(f"operands alive and named {percent(figures['operands_alive_and_named'] / 100)}")
+    elif "operands_crisp" in figures:
+        parts.append(f"operands crisp {percent(figures['operands_crisp'] / 100)}")
+    return ", ".join(parts)
+
+
+def examples_of(checkpoint: Checkpoint) -> tuple[Example, ...]:
+    """The checkpoint's own examples (examples.json beside its weights), else the general ones."""
+    path = checkpoint.path / EXAMPLES_FILE
+    try:
+        found = _read_examples(path, path.stat().st_mtime_ns)
+    except (OSError, ValueError, KeyError, TypeError):
+        found = ()
+    return found or tuple(Example(prompt) for prompt in EXAMPLES)
+
+
+@lru_cache(maxsize=32)
+def _read_examples(path: Path, _modified: int) -> tuple[Example, ...]:
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    return tuple(
+        Example(
+            str(row["prompt"]),
+            str(row["token"]),
+            f"probability {float(row['probability']):.2f}, rank {int(row['rank'])}",
+        )
+        for row in rows[:6]
+    )
+
+
+def _cards(urls: Urls, cards: list[ReadingCard]) -> tuple[Card, ...]:
+    return tuple(
+        Card(
+            href=urls.reading(
+                c.slug,
+                c.digest,
+                **Chosen(c.position, c.target, c.contrast, c.relative_to).query(),
+            ),
+            text=clipped(c.text),
+            target=c.target_display,
+            probability=c.probability,
+            slug=c.slug,
+        )
+        for c in cards
+    )
+
+
+def clipped(text: str, limit: int = 80) -> str:
+    """The end of a text on one line: what the prediction follows."""
+    words = " ".join(text.split())
+    return words if len(words) <= limit else "…" + words[-limit:]

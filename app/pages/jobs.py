@@ -1,0 +1,168 @@
+"""Jobs: what runs, what waits and at which place, elapsed and left; a failure says why and can be tried again."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Form, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+
+from app.jobs import Job, WorkerInfo
+from app.pages.home import clipped
+from app.pages.view import page, twin
+from app.services import Services, services
+from app.urls import Urls, urls_for
+
+router = APIRouter(prefix="/jobs", default_response_class=HTMLResponse)
+
+LISTED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class JobLine:
+    """A job as a person needs it; `reason` is why it failed."""
+
+    id: int
+    what: str
+    href: str | None
+    state: str
+    stage: str | None
+    place: int | None
+    done: float | None
+    total: float | None
+    elapsed: float | None
+    left: float | None
+    attempt: int
+    lost: int
+    reason: str | None
+    hint: str | None
+    can_cancel: bool
+    can_retry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JobsPage:
+    title: str
+    said: str
+    jobs: tuple[JobLine, ...]
+    workers: tuple[WorkerInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    after: float
+    event: str
+    attempt: int
+    note: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    title: str
+    job: JobLine
+    events: tuple[Event, ...]
+
+
+@router.get("")
+def jobs(request: Request, services: Annotated[Services, Depends(services)]) -> Response:
+    """All that runs and waits, and what ended lately."""
+    return page(request, "jobs.html", _jobs(services, urls_for(request)))
+
+
+@router.get(".json")
+def jobs_json(request: Request, services: Annotated[Services, Depends(services)]) -> Response:
+    """Its JSON twin."""
+    return twin(_jobs(services, urls_for(request)))
+
+
+@router.get("/{job_id}.json")
+def job_json(job_id: int, request: Request, services: Annotated[Services, Depends(services)]) -> Response:
+    """The JSON twin of a job's page."""
+    return twin(_job(services, urls_for(request), job_id))
+
+
+@router.get("/{job_id}")
+def job(job_id: int, request: Request, services: Annotated[Services, Depends(services)]) -> Response:
+    """One job with what happened to it."""
+    return page(request, "job.html", _job(services, urls_for(request), job_id))
+
+
+@router.post("/{job_id}/cancel")
+def cancel(
+    job_id: int, request: Request, services: Annotated[Services, Depends(services)], back: Annotated[str, Form()] = ""
+) -> Response:
+    """Cancel now, or at the next batch when it runs already."""
+    services.queue.cancel(job_id)
+    return _back(request, back)
+
+
+@router.post("/{job_id}/retry")
+def retry(
+    job_id: int, request: Request, services: Annotated[Services, Depends(services)], back: Annotated[str, Form()] = ""
+) -> Response:
+    """Submit a failed or cancelled job again."""
+    services.queue.retry(job_id)
+    return _back(request, back)
+
+
+def _back(request: Request, back: str) -> Response:
+    """To the page that asked, which must be one of ours: a path, and no address of another site."""
+    urls = urls_for(request)
+    path = back.startswith(f"{urls.root_path}/") and not back.startswith("//")
+    ours = path and "\\" not in back and back.isprintable()
+    return RedirectResponse(back if ours else urls.jobs(), status_code=303)
+
+
+def _jobs(services: Services, urls: Urls) -> JobsPage:
+    found = services.queue.list(limit=LISTED)
+    lines = tuple(_line(services, urls, job) for job in found)
+    running = sum(job.state == "running" for job in found)
+    waiting = sum(job.state == "waiting" for job in found)
+    workers = tuple(worker for worker in services.queue.workers() if worker.alive)
+    said = f"{running} running, {waiting} waiting."
+    return JobsPage("Jobs", said, lines, workers)
+
+
+def _job(services: Services, urls: Urls, job_id: int) -> JobPage:
+    job = services.queue.get(job_id)
+    line = _line(services, urls, job)
+    events = tuple(
+        Event(max(0.0, event.at - job.created_at), event.event, event.attempt, event.note)
+        for event in services.queue.events(job_id)
+    )
+    return JobPage(f"Job {job_id}: {line.what}", line, events)
+
+
+def _line(services: Services, urls: Urls, job: Job) -> JobLine:
+    now = time.time()
+    end = job.finished_at if job.finished_at is not None else now
+    begin = job.started_at if job.started_at is not None else job.created_at
+    elapsed = max(0.0, end - begin)
+    share = job.share
+    left = elapsed * (1 - share) / share if job.state == "running" and share else None
+    error = job.error or {}
+    what, href = _subject(urls, job)
+    return JobLine(
+        id=job.id, what=what, href=href, state=job.state, stage=job.stage, place=services.queue.place(job),
+        done=job.done, total=job.total, elapsed=elapsed, left=left, attempt=job.attempt, lost=job.lost,
+        reason=error.get("message"), hint=error.get("hint"), can_cancel=job.active and not job.cancel_requested,
+        can_retry=job.state in ("failed", "cancelled"),
+    )  # fmt: skip
+
+
+def _subject(urls: Urls, job: Job) -> tuple[str, str | None]:
+    """What a job is about, in words, and the page that it makes."""
+    payload: dict[str, Any] = job.payload
+    slug = str(payload.get("slug", ""))
+    asked = payload.get("request")
+    if isinstance(asked, dict) and job.subject and slug:
+        text = clipped(str(payload.get("text", "")), 48)
+        component = payload.get("component")
+        href = urls.reading(
+            slug, job.subject, position=asked.get("position"), target=asked.get("target"),
+            contrast=asked.get("contrast"), component=component,
+        )  # fmt: skip
+        return (f"{component} of “{text}”" if component else f"read “{text}”"), href
+    return (f"{job.kind} {slug}".strip(), urls.model(slug) if slug else None)

@@ -1,0 +1,101 @@
+"""The panel beside the figure: one head or unit of a reading, from what the reading itself says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.pages.formula import Piece, formula, operand_piece
+from legible_core.reading import Contributor, DetectToken, Promoted
+
+KIND_NAMES = {
+    "intersection": "intersection, A ∩ B = A·B",
+    "difference": "difference, A ∖ B = A·(1 − B)",
+    "existential": "existential, e = 1 − (1 − m)(1 − λe)",
+    "proportion": "proportion, decayed share of the prefix",
+    "gelu": "GELU, unbounded: no operands to name",
+    "head": "attention head",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PanelOperand:
+    id: str
+    name: Piece
+    value: float
+    term: float | None
+    detect: tuple[DetectToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One attended token: where a head looks, and what it finds there, kept apart."""
+
+    position: int
+    display: str
+    weight: float
+    term: float
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """`message` says what is missing and why; with `poll` it will come, and that address says so when asked again."""
+
+    id: str
+    kind: str
+    href: str
+    message: str = ""
+    fault: bool = False
+    poll: str = ""
+    glyph: str = ""
+    kind_name: str = ""
+    value: float = 0.0
+    formula: tuple[Piece, ...] = ()
+    activation: float | None = None
+    decay: float | None = None
+    half_life: float | None = None
+    cls: str | None = None
+    target_rank: int | None = None
+    vocabulary: int = 0
+    operands_title: str = ""
+    operands: tuple[PanelOperand, ...] = ()
+    with_terms: bool = False
+    promotes: tuple[Promoted, ...] = ()
+    looks: tuple[Look, ...] = ()
+    gathers: bool = False
+
+
+def component_panel(
+    c: Contributor, href: str, vocabulary: int, *, looks: Sequence[Look] = (), pieces: tuple[Piece, ...] | None = None
+) -> Panel:
+    """The panel of a contributor; `looks` are the attended tokens when it is a head whose pattern is known."""
+    if pieces is None:
+        pieces = formula(c.kind, c.operands, c.promotes, c.label, c.half_life)
+    return Panel(
+        id=c.id,
+        kind=c.kind,
+        href=href,
+        glyph=c.glyph,
+        kind_name=KIND_NAMES.get(c.kind, c.kind),
+        value=c.value,
+        formula=pieces,
+        activation=c.activation,
+        decay=c.decay,
+        half_life=c.half_life,
+        cls=c.cls,
+        target_rank=c.target_rank,
+        vocabulary=vocabulary,
+        operands_title="Strongest channels" if c.kind == "head" else "Operands here",
+        operands=tuple(PanelOperand(o.id, operand_piece(o), o.value, o.term, _detect(o)) for o in c.operands),
+        with_terms=any(o.term is not None for o in c.operands),
+        promotes=c.promotes[:10],
+        looks=tuple(looks),
+        gathers=any(look.found for look in looks),
+    )
+
+
+def _detect(operand: Any) -> tuple[DetectToken, ...]:
+    # Where there is no label the leading tokens are the name already.
+    return tuple(operand.detect[:6]) if operand.label is not None else tuple(operand.detect[3:8])

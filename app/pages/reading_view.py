@@ -1,0 +1,334 @@
+"""A stored reading → everything its page shows, as text and numbers ready to be written down.
+
+    view = reading_page(stored, reading, urls, Chosen(component="L5.u263"), panel)
+
+The page's own numbers are the JSON twin's, rounded: nothing is computed here that the reading does not say.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from app.figures import heads_grid, signed, unit_strips
+from app.pages.formula import Piece, formula, operand_piece
+from app.pages.panel import Panel
+from app.pages.view import percent
+from app.urls import Urls
+from legible_core.config import ModelConfig
+from legible_core.reading import Contributor, Reading, Summary, Token
+from legible_core.units import GLYPHS
+
+FLOOR_NAMES = {"embed.token": "token embedding", "embed.position": "position embedding", "norm.bias": "norm bias"}
+GROUPS = (
+    ("attention", "attention"),
+    ("linear_attention", "linear attention"),
+    ("set_operators", "set operators"),
+    ("quantifiers", "quantifiers"),
+    ("gelu", "GELU"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    name: str
+    href: str
+    title: str
+    current: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    self: str
+    json: str
+    csv: str
+    delete: str
+    collect: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChip:
+    display: str
+    href: str
+    title: str
+    current: bool
+    shade: int
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionChip:
+    display: str
+    probability: str
+    title: str
+    href: str
+    contrast_href: str
+    role: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    id: str
+    glyph: str
+    value: float
+    formula: tuple[Piece, ...]
+    operands: str
+    target_rank: int | None
+    href: str
+    current: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class SumLine:
+    """The line that is always in sight; every number is the JSON's."""
+
+    groups: tuple[Amount, ...]
+    floor: tuple[Amount, ...]
+    sum: float
+    what: str
+    value: float
+    residual: float
+    tolerance: float
+    shares: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingPage:
+    title: str
+    slug: str
+    summary: Summary
+    text: str
+    collected: bool
+    links: Links
+    strip: tuple[TokenChip, ...]
+    shading: str | None
+    predictions: tuple[PredictionChip, ...]
+    relatives: tuple[Link, ...]
+    heads_svg: Markup
+    strips_svg: Markup
+    panel: Panel | None
+    panel_fields: tuple[tuple[str, str], ...]
+    rows: tuple[Row, ...]
+    sum: SumLine
+    python: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What the address names, all of it explicit."""
+
+    position: int
+    target: int
+    contrast: int | None
+    relative_to: str
+    component: str | None = None
+
+    def query(self) -> dict[str, Any]:
+        usual = "nothing" if self.contrast is None else "contrast"
+        relative = None if self.relative_to == usual else self.relative_to
+        return {
+            "position": self.position,
+            "target": self.target,
+            "contrast": self.contrast,
+            "relative_to": relative,
+            "component": self.component,
+        }
+
+    def href(self, **changes: Any) -> str:
+        """The same page with these changes, relative to its own address; None takes a part away."""
+        merged = {**self.query(), **changes}
+        return "?" + "&".join(f"{name}={value}" for name, value in merged.items() if value is not None)
+
+
+def reading_page(
+    reading: Reading,
+    config: ModelConfig | None,
+    urls: Urls,
+    chosen: Chosen,
+    *,
+    slug: str,
+    text: str,
+    collected: bool,
+    origin: str,
+    panel: Panel | None,
+    shades: Sequence[int] = (),
+) -> ReadingPage:
+    """The context of reading.html. `shades` (0-4) colours the token strip by a head's attention pattern."""
+    summary = reading.summary
+    kinds = _glyphs(config, summary.units_shape[1])
+    shown = chosen.component or (panel.id if panel is not None else None)
+
+    def component(name: str) -> str:
+        return chosen.href(component=name)
+
+    here = urls.reading(slug, summary.digest, **chosen.query())
+    base = {key: value for key, value in chosen.query().items() if key != "component"}
+    links = Links(
+        self=here,
+        json=urls.json(urls.reading(slug, summary.digest, **base)),
+        csv=urls.reading_part(slug, summary.digest, "csv", **base),
+        delete=urls.reading_part(slug, summary.digest, "delete"),
+        collect=urls.reading_part(slug, summary.digest, "collect", **chosen.query()),
+    )
+    return ReadingPage(
+        title=_title(summary, slug),
+        slug=slug,
+        summary=summary,
+        text=text,
+        collected=collected,
+        links=links,
+        strip=_strip(summary.tokens, summary.position, shades),
+        shading=_shading(shown, shades),
+        predictions=_predictions(summary, chosen),
+        relatives=_relatives(summary, chosen),
+        heads_svg=heads_grid(reading.heads, component, shown),
+        strips_svg=unit_strips(
+            reading.units, component, kinds.__getitem__, shown, [c.id for c in summary.top if c.kind != "head"]
+        ),
+        panel=panel,
+        panel_fields=tuple((name, str(value)) for name, value in base.items() if value is not None),
+        rows=tuple(_row(c, component, shown) for c in summary.top),
+        sum=_sum_line(summary),
+        python=python_snippet(origin, links.json),
+        command=command_line(slug, text, summary),
+    )
+
+
+def _glyphs(config: ModelConfig | None, d_ff: int) -> list[str]:
+    """The glyph of each hidden unit; none where the checkpoint is gone."""
+    return [GLYPHS[config.feed_forward.kind(unit)] if config is not None else "" for unit in range(d_ff)]
+
+
+def _title(summary: Summary, slug: str) -> str:
+    words = "".join(token.text for token in summary.tokens[: summary.position + 1]).strip()
+    tail = " ".join(words.split())
+    tail = tail if len(tail) <= 40 else "…" + tail[-40:]
+    against = f" against {summary.contrast.display}" if summary.contrast is not None else ""
+    return f"“{tail}” → {summary.target.display}{against} · {slug}"
+
+
+def _strip(tokens: Sequence[Token], position: int, shades: Sequence[int]) -> tuple[TokenChip, ...]:
+    return tuple(
+        TokenChip(
+            display=token.display,
+            href=f"?position={index}",
+            title=f"{index}: token {token.id}",
+            current=index == position,
+            shade=shades[index] if index < len(shades) else 0,
+        )
+        for index, token in enumerate(tokens)
+    )
+
+
+def _shading(component: str | None, shades: Sequence[int]) -> str | None:
+    return f"Shaded: where {component} looks from the read position." if shades and component else None
+
+
+def _predictions(summary: Summary, chosen: Chosen) -> tuple[PredictionChip, ...]:
+    chips = []
+    listed = list(summary.predictions)
+    known = {p.id for p in listed}
+    # A target or contrast outside the ten leading predictions is shown after them, so that it can be seen and left.
+    listed += [t for t in (summary.target, summary.contrast) if t is not None and t.id not in known]
+    for p in listed:
+        role = "target" if p.id == chosen.target else "contrast" if p.id == chosen.contrast else None
+        contrast = None if role == "contrast" or p.id == chosen.target else p.id
+        chips.append(
+            PredictionChip(
+                display=p.display,
+                probability=f"{p.probability:.2f}" if p.probability >= 0.005 else f"{p.probability:.0e}",
+                title=f"token {p.id}, logit {signed(p.logit)}, probability {p.probability:.4f}",
+                href=f"?position={chosen.position}&target={p.id}",
+                contrast_href=Chosen(
+                    chosen.position, chosen.target, contrast, "nothing" if contrast is None else "contrast"
+                ).href(),
+                role=role,
+            )
+        )
+    return tuple(chips)
+
+
+def _relatives(summary: Summary, chosen: Chosen) -> tuple[Link, ...]:
+    plain = Chosen(chosen.position, chosen.target, None, "nothing").href(component=chosen.component)
+    mean = Chosen(chosen.position, chosen.target, None, "mean").href(component=chosen.component)
+    links = [
+        Link("nothing", plain, "the raw logit", summary.relative_to == "nothing"),
+        Link("vocabulary mean", mean, "the logit less the mean logit", summary.relative_to == "mean"),
+    ]
+    if summary.contrast is not None:
+        links.append(Link("contrast", chosen.href(), "the difference of two logits", summary.relative_to == "contrast"))
+    return tuple(links)
+
+
+def _row(c: Contributor, component: Any, shown: str | None) -> Row:
+    pieces = contributor_formula(c)
+    here = "  ".join(f"{o.value:.2f}".replace("-", "−") for o in c.operands[:2])
+    return Row(c.id, c.glyph, c.value, pieces, here, c.target_rank, component(c.id), c.id == shown)
+
+
+def contributor_formula(c: Contributor) -> tuple[Piece, ...]:
+    """A contributor in a table; a head's leading channel stands for it, its own page has the rest."""
+    if c.kind != "head":
+        return formula(c.kind, c.operands, c.promotes, c.label, c.half_life)
+    pieces: list[Piece] = []
+    if c.operands:
+        pieces += [operand_piece(c.operands[0]), *([Piece("…")] if len(c.operands) > 1 else [])]
+    else:
+        pieces.append(Piece("attention head"))
+    return (*pieces, *formula("", (), c.promotes, c.label)[1:])
+
+
+def _sum_line(summary: Summary) -> SumLine:
+    groups = []
+    for key, name in GROUPS:
+        amount = getattr(summary.groups, key)
+        if amount or key == "attention":
+            groups.append(Amount(name, amount))
+    floor = tuple(Amount(FLOOR_NAMES.get(term.id, term.id.replace("_", " ")), term.value) for term in summary.floor)
+    shares = summary.shares
+    if shares.net is None:
+        why = shares.why_undefined or "the net is 0 or less"
+        said = f"legible share {percent(shares.mass)} of mass; of net undefined: {why}"
+    else:
+        said = f"legible share {percent(shares.net)} of net, {percent(shares.mass)} of mass"
+    if shares.named_net is not None:
+        said += f"; SELECTIVE and labelled {percent(shares.named_net)} of net"
+    elif shares.named_mass is not None:
+        said += f"; SELECTIVE and labelled {percent(shares.named_mass)} of mass"
+    what = {"nothing": "logit", "mean": "logit − mean", "contrast": "logit difference"}[summary.relative_to]
+    return SumLine(
+        tuple(groups), floor, summary.sum, what, summary.value, summary.residual, summary.tolerance, said
+    )
+
+
+def python_snippet(origin: str, json_path: str) -> str:
+    """Lines that open this very reading; they need this server."""
+    return (
+        "import json, urllib.request\n"
+        f"with urllib.request.urlopen({json.dumps(origin + json_path)}) as answer:\n"
+        "    reading = json.load(answer)\n"
+        'print(reading["target"]["display"], reading["value"], reading["sum"], reading["residual"])\n'
+        'for part in reading["top"][:10]:\n'
+        '    print(f\'{part["value"]:+.2f}  {part["id"]}\')'
+    )
+
+
+def command_line(slug: str, text: str, summary: Summary) -> str:
+    """The same reading made again by the `legible` command."""
+    words = ["legible", "read", slug, text, "--position", str(summary.position), "--target", f"id:{summary.target.id}"]
+    if summary.contrast is not None:
+        words += ["--contrast", f"id:{summary.contrast.id}"]
+    if summary.relative_to != ("nothing" if summary.contrast is None else "contrast"):
+        words += ["--relative-to", summary.relative_to]
+    return shlex.join([*words, "--json"])

@@ -1,0 +1,321 @@
+"""A reading: its page, JSON, CSV, and what one may do with it.
+
+    GET  /models/{slug}/readings/{digest}?position=&target=&contrast=&relative_to=&component=
+    GET  …/{digest}.json, …/{digest}/csv
+    POST …/{digest}/delete, …/{digest}/collect, /models/{slug}/readings (a new one)
+
+A stored reading needs no worker. One that is not stored yet is submitted once and shows its state until it is; then the
+address is made explicit. Finished pages are kept as bytes: rows never change, and a deletion is noticed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Form, Query, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+from starlette.concurrency import run_in_threadpool
+
+from app.jobs import Job
+from app.pages.asking import Prompt, find_prompt, one_token, read_key, start_reading, submit_reading
+from app.pages.detail import panel_for
+from app.pages.formula import plain
+from app.pages.reading_view import Chosen, contributor_formula, reading_page
+from app.pages.view import html, twin
+from app.pages.waiting import waiting_json, waiting_page
+from app.services import Services, services
+from app.store import StoredReading
+from app.urls import urls_for
+from legible_core.errors import LegibleError, NotFound
+from legible_core.memory import ByteCache
+from legible_core.reading import Reading, ReadingRequest
+from legible_core.registry import Checkpoint
+
+router = APIRouter(prefix="/models/{slug}/readings", default_response_class=HTMLResponse)
+
+PAGES_BYTES = 32 << 20
+TRUST_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The query of a reading's address; None where it leaves the choice open."""
+
+    position: int | None
+    target: int | None
+    contrast: int | None
+    relative_to: str | None
+    component: str | None
+    target_text: str
+    contrast_text: str
+
+
+def asked(
+    position: Annotated[int | None, Query(ge=0, description="0-based; the token after it is read")] = None,
+    target: Annotated[int | None, Query(ge=0, description="id of the token that is read")] = None,
+    contrast: Annotated[int | None, Query(ge=0, description="id of the token it is compared with")] = None,
+    relative_to: Annotated[Literal["nothing", "mean", "contrast"] | None, Query()] = None,
+    component: Annotated[str | None, Query(max_length=40, description="the head or unit shown: L5.h2, L5.u263")] = None,
+    target_text: Annotated[str, Query(max_length=1000)] = "",
+    contrast_text: Annotated[str, Query(max_length=1000)] = "",
+) -> Asked:
+    return Asked(position, target, contrast, relative_to, component, target_text, contrast_text)
+
+
+@dataclass(slots=True)
+class Kept:
+    """A finished page, and when the row behind it was last seen."""
+
+    body: bytes
+    mark: tuple[int, bool]
+    digest: str
+    query: dict[str, Any]
+    seen: float
+
+
+_pages: ByteCache[tuple[str, ...], Kept] = ByteCache(PAGES_BYTES)
+
+
+@router.post("")
+def new(
+    slug: str, request: Request, services: Annotated[Services, Depends(services)], prompt: Annotated[str, Form()] = ""
+) -> Response:
+    """Read the last prediction of a prompt; answers with the reading's address."""
+    address = start_reading(services, urls_for(request), services.catalogue.get(slug), prompt)
+    return RedirectResponse(address, status_code=303)
+
+
+@router.get("/{digest}.json")
+def reading_json(
+    slug: str, digest: str, asked: Annotated[Asked, Depends(asked)], services: Annotated[Services, Depends(services)]
+) -> Response:
+    """The complete reading (docs/reading-schema.md), or 202 and the job while it is not stored yet."""
+    prompt = find_prompt(services, digest)
+    asked = _spelled(services, prompt, asked)
+    stored = _find(services, digest, asked)
+    if stored is not None:
+        return twin(stored.reading().to_json())
+    _, job = _submitted(services, prompt, asked)
+    return twin(waiting_json(services, job), status=202)
+
+
+@router.get("/{digest}/csv")
+def reading_csv(
+    slug: str, digest: str, asked: Annotated[Asked, Depends(asked)], services: Annotated[Services, Depends(services)]
+) -> Response:
+    """Every term of the sum as a table: component, kind, term, name."""
+    stored = _find(services, digest, asked)
+    if stored is None:
+        raise NotFound(f"The reading {digest[:12]} is not stored yet, so there is no table of it; open its page first.")
+    name = f'attachment; filename="reading-{digest[:12]}-{stored.position}-{stored.target}.csv"'
+    text = _csv(stored.reading(), _config_of(services, stored.checkpoint_hash))
+    return Response(text, media_type="text/csv; charset=utf-8", headers={"content-disposition": name})
+
+
+@router.post("/{digest}/delete")
+def delete(
+    slug: str, digest: str, request: Request, services: Annotated[Services, Depends(services)]
+) -> Response:
+    """Forget the prompt and all its readings."""
+    services.store.delete(digest)
+    _pages.clear()
+    return RedirectResponse(urls_for(request).home(), status_code=303)
+
+
+@router.post("/{digest}/collect")
+def collect(
+    slug: str, digest: str, request: Request, asked: Annotated[Asked, Depends(asked)],
+    services: Annotated[Services, Depends(services)], on: Annotated[bool, Form()] = True,
+) -> Response:  # fmt: skip
+    """Put this reading into the collection on the home page, or take it out."""
+    stored = _find(services, digest, asked)
+    if stored is None:
+        raise NotFound(f"The reading {digest[:12]} is not stored, so it cannot be collected.")
+    services.store.collect(
+        digest, position=stored.position, target=stored.target, contrast=stored.contrast,
+        relative_to=stored.relative_to, on=on,
+    )  # fmt: skip
+    _pages.clear()
+    return RedirectResponse(urls_for(request).reading(slug, digest, **_explicit(stored, asked).query()), 303)
+
+
+@router.get("/{digest}")
+async def reading(
+    slug: str,
+    digest: str,
+    request: Request,
+    asked: Annotated[Asked, Depends(asked)],
+    services: Annotated[Services, Depends(services)],
+) -> Response:
+    """The page that everything serves."""
+    key = (str(request.base_url), slug, digest, request.url.query)
+    kept = _pages.get(key)
+    if kept is not None and time.monotonic() - kept.seen < TRUST_SECONDS:
+        return HTMLResponse(kept.body)
+    return await run_in_threadpool(_open, slug, digest, request, asked, services, key, kept)
+
+
+def _open(
+    slug: str, digest: str, request: Request, asked: Asked, services: Services, key: tuple[str, ...], kept: Kept | None
+) -> Response:
+    urls = urls_for(request)
+    if kept is None:
+        prompt = find_prompt(services, digest)
+        if slug != prompt.slug and not _names(services, slug, prompt.checkpoint_hash):
+            # The slug moved to other weights: this reading stays under the name that it was made with.
+            return RedirectResponse(urls.reading(prompt.slug, digest, **vars_of(asked)), status_code=307)
+        spelled = _spelled(services, prompt, asked)
+        if spelled != asked:
+            return RedirectResponse(urls.reading(slug, digest, **vars_of(spelled)), status_code=303)
+    stored = _find(services, digest, asked)
+    if stored is None:
+        _pages.drop(key)
+        prompt = find_prompt(services, digest)
+        checkpoint, job = _submitted(services, prompt, asked)
+        answered = _answered(asked, job)
+        if job.state == "done" and answered != asked:
+            return RedirectResponse(urls.reading(slug, digest, **vars_of(answered)), status_code=303)
+        poll = urls.reading(slug, digest, **vars_of(asked))
+        context = waiting_page(services, prompt, checkpoint, job, slug, poll)
+        return HTMLResponse(html(request, "reading_waiting.html", context))
+    chosen = _explicit(stored, asked)
+    explicit = urls.reading(slug, digest, **chosen.query())
+    waited = request.headers.get("hx-request") == "true"
+    if (asked.position is None or asked.target is None) and not waited:
+        return RedirectResponse(explicit, status_code=303)
+    headers = {"hx-replace-url": explicit} if waited and (asked.position is None or asked.target is None) else {}
+    mark = (stored.revision_id, stored.collected)
+    if kept is not None and kept.mark == mark:
+        kept.seen = time.monotonic()
+        return HTMLResponse(kept.body)
+    body, final = _render(slug, request, stored, chosen, services)
+    if final and not headers:
+        _pages.put(key, Kept(body, mark, digest, chosen.query(), time.monotonic()), len(body))
+    return HTMLResponse(body, headers=headers)
+
+
+def _render(
+    slug: str, request: Request, stored: StoredReading, chosen: Chosen, services: Services
+) -> tuple[bytes, bool]:
+    """The page's bytes, and whether they are final (a panel may still wait for the worker)."""
+    urls = urls_for(request)
+    found = stored.reading()
+    checkpoint = _checkpoint_of(services, stored.checkpoint_hash)
+    prompt = services.store.prompt(stored.digest)
+    text = prompt.text if prompt is not None else ""
+    panel = panel_for(services, urls, found, chosen, checkpoint, slug=slug, text=text)
+    context = reading_page(
+        found,
+        None if checkpoint is None else checkpoint.config,
+        urls,
+        chosen,
+        slug=slug,
+        text=text,
+        collected=stored.collected,
+        origin=f"{request.url.scheme}://{request.url.netloc}",
+        panel=panel.panel,
+        shades=panel.shades,
+    )
+    return html(request, "reading.html", context).encode(), panel.final
+
+
+def vars_of(asked: Asked) -> dict[str, Any]:
+    return {
+        "position": asked.position,
+        "target": asked.target,
+        "contrast": asked.contrast,
+        "relative_to": asked.relative_to,
+        "component": asked.component,
+    }
+
+
+def _find(services: Services, digest: str, asked: Asked) -> StoredReading | None:
+    return services.store.find(
+        digest, position=asked.position, target=asked.target, contrast=asked.contrast, relative_to=asked.relative_to
+    )
+
+
+def _explicit(stored: StoredReading, asked: Asked) -> Chosen:
+    return Chosen(stored.position, stored.target, stored.contrast, stored.relative_to, asked.component or None)
+
+
+def _spelled(services: Services, prompt: Prompt, asked: Asked) -> Asked:
+    """Target and contrast typed as text become ids; the address then holds the ids."""
+    if not asked.target_text and not asked.contrast_text:
+        return Asked(asked.position, asked.target, asked.contrast, asked.relative_to, asked.component or None, "", "")
+    checkpoint = services.catalogue.get(prompt.checkpoint_hash)
+    target = one_token(services, checkpoint, asked.target_text) if asked.target_text else asked.target
+    contrast = one_token(services, checkpoint, asked.contrast_text) if asked.contrast_text else asked.contrast
+    if contrast is not None and target is None:
+        target = services.store.predicted(prompt.digest, asked.position)
+    return Asked(asked.position, target, contrast, None, asked.component, "", "")
+
+
+def _submitted(services: Services, prompt: Prompt, asked: Asked) -> tuple[Checkpoint, Job]:
+    """The job of a reading that is not stored: the newest one, unless it ended well and its result is gone."""
+    checkpoint = services.catalogue.get(prompt.checkpoint_hash)
+    relative: Any = asked.relative_to
+    position = len(prompt.ids) - 1 if asked.position is None else asked.position
+    dtype: Any = prompt.dtype
+    request = ReadingRequest(
+        prompt.checkpoint_hash, prompt.ids, position, asked.target, asked.contrast, relative, dtype
+    )
+    request.check(checkpoint.config)
+    job = services.queue.find(read_key(request))
+    if job is None or (job.state == "done" and _find(services, prompt.digest, _answered(asked, job)) is None):
+        job = submit_reading(services, request, slug=prompt.slug, text=prompt.text)
+    return checkpoint, job
+
+
+def _answered(asked: Asked, job: Job) -> Asked:
+    """The same question with the target that the job found to be the most probable."""
+    return replace(asked, target=(job.result or {}).get("target", asked.target))
+
+
+def _names(services: Services, slug: str, checkpoint_hash: str) -> bool:
+    try:
+        return services.catalogue.get(slug).hash == checkpoint_hash
+    except LegibleError:
+        return False
+
+
+def _checkpoint_of(services: Services, checkpoint_hash: str) -> Checkpoint | None:
+    """The checkpoint behind a stored reading; None when it is gone, which does not stop the reading from opening."""
+    try:
+        return services.catalogue.get(checkpoint_hash)
+    except LegibleError:
+        return None
+
+
+def _config_of(services: Services, checkpoint_hash: str) -> Any:
+    checkpoint = _checkpoint_of(services, checkpoint_hash)
+    return None if checkpoint is None else checkpoint.config
+
+
+def _csv(reading: Reading, config: Any) -> str:
+    """One row a term: floor, heads, units, in their order; the terms are the stored float32 numbers."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(["component", "kind", "term", "name"])
+    names = {c.id: plain(contributor_formula(c)) for c in reading.summary.top}
+    for term in reading.summary.floor:
+        writer.writerow([term.id, "floor", repr(term.value), ""])
+    for layer, row in enumerate(reading.heads):
+        for head, value in enumerate(row):
+            name = f"L{layer}.h{head}"
+            writer.writerow([name, "head", str(value), _cell(names.get(name, ""))])
+    for layer, row in enumerate(reading.units):
+        for unit, value in enumerate(row):
+            name = f"L{layer}.u{unit}"
+            kind = config.feed_forward.kind(unit) if config is not None else ""
+            writer.writerow([name, kind, str(value), _cell(names.get(name, ""))])
+    return out.getvalue()
+
+
+def _cell(text: str) -> str:
+    """A spreadsheet takes =, +, - and @ at the start for a formula; a quote in front keeps it text."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text

@@ -1,0 +1,155 @@
+"""From a typed context to HTML or its JSON twin; the one place that knows Jinja.
+
+    return page(request, "unit.html", UnitPage(...))     # a frozen dataclass; its fields are the template's names
+    return twin(UnitPage(...))                           # the same facts as JSON
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pydantic import BaseModel
+
+from app.figures import signed
+from app.pages.formula import tokens
+from app.paths import templates_dir
+from app.urls import urls_for
+from legible_core.units import GLYPHS
+
+
+class Context(Protocol):
+    """A page's context: a frozen dataclass with at least its title."""
+
+    @property
+    def title(self) -> str: ...
+
+
+def setup(app: FastAPI) -> None:
+    """Give the application the templates, so that its errors look like its pages."""
+    app.state.templates = SimpleNamespace(env=environment())
+
+
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    """The templates: everything is escaped, and a name that no context gives is an error."""
+    made = Environment(
+        loader=FileSystemLoader(templates_dir()),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        signed=signed, percent=percent, short=short, exponent=exponent, seconds=seconds, bytes=size, count=count,
+        half_life=tokens, attribute=attribute,
+    )  # fmt: skip
+    made.globals.update(GLYPHS=GLYPHS)
+    return made
+
+
+def page(request: Request, template: str, context: Context, status: int = 200) -> HTMLResponse:
+    """The page as a response."""
+    return HTMLResponse(html(request, template, context), status_code=status)
+
+
+def html(request: Request, template: str, context: Context) -> str:
+    """The page as text: the context's fields, the address builder and the current path."""
+    fields = {field.name: getattr(context, field.name) for field in dataclasses.fields(context)}  # type: ignore[arg-type]
+    return environment().get_template(template).render(urls=urls_for(request), here=here(request), **fields)
+
+
+def here(request: Request) -> str:
+    """The address that was asked for, path and query, under the root path."""
+    path = str(request.scope.get("root_path", "")).rstrip("/") + _inner_path(request)
+    return path + (f"?{request.url.query}" if request.url.query else "")
+
+
+def twin(data: Any, status: int = 200) -> Response:
+    """JSON of dataclasses and pydantic models; a number that JSON lacks (∞) is null."""
+    body = json.dumps(plain(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return Response(body, status_code=status, media_type="application/json")
+
+
+def plain(data: Any) -> Any:
+    """Dataclasses, models, tuples and component ids as what JSON has."""
+    if isinstance(data, BaseModel):
+        return plain(data.model_dump(mode="json", by_alias=True))
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        hidden = getattr(data, "hidden", ())
+        return {f.name: plain(getattr(data, f.name)) for f in dataclasses.fields(data) if f.name not in hidden}
+    if isinstance(data, dict):
+        return {str(key): plain(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [plain(value) for value in data]
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if data is None or isinstance(data, str | int | bool):
+        return data
+    return data.item() if hasattr(data, "item") else str(data)
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """82 %, or – where it is undefined."""
+    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f} %"
+
+
+def short(value: float | None, digits: int = 2) -> str:
+    """A number with few digits, or –."""
+    return "–" if value is None or not math.isfinite(value) else f"{value:.{digits}f}".replace("-", "−")
+
+
+def exponent(value: float) -> str:
+    """2e-6: one digit is enough for a residual."""
+    if value == 0:
+        return "0"
+    mantissa, power = f"{value:.0e}".split("e")
+    return f"{mantissa.replace('-', '−')}e{int(power)}"
+
+
+def seconds(value: float | None) -> str:
+    """A span of time: 0.4 s, 12 s, 3 min 5 s, 2 h 4 min."""
+    if value is None:
+        return "–"
+    value = max(0.0, value)
+    if value < 10:
+        return f"{value:.1f} s"
+    if value < 60:
+        return f"{value:.0f} s"
+    minutes, rest = divmod(int(value), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def count(value: int | None) -> str:
+    """A whole number in thousands: 12,345."""
+    return "–" if value is None else f"{value:,}"
+
+
+def size(value: int | None) -> str:
+    """Bytes in the unit that suits."""
+    if value is None:
+        return "–"
+    number = float(value)
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    raise AssertionError("unreachable")
+
+
+def attribute(text: str) -> str:
+    """Text for a data attribute that a copy button reads: HTML cannot hold NUL, and would turn CR into LF."""
+    return text.replace("\x00", "�")
+
+
+def _inner_path(request: Request) -> str:
+    path = request.url.path
+    root = str(request.scope.get("root_path", "")).rstrip("/")
+    return path.removeprefix(root) if root and path.startswith(root) else path

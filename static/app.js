@@ -1,0 +1,109 @@
+// What the pages need beyond htmx: chosen-in-the-address links, shift-click, copy, the prompt box, Plotly's colours.
+"use strict";
+(() => {
+  const say = (text) => {
+    const place = document.getElementById("said");
+    if (place) place.textContent = text;
+  };
+
+  // A link marked data-desk opens beside the figure: the same address, the same page, only the desk is exchanged.
+  // Works for SVG links too. Without this script the link simply opens.
+  const openBeside = (link, url) => {
+    htmx.ajax("GET", url, {
+      source: link, target: "#desk", select: "#desk", swap: "outerMorph", push: url,
+    }).then(() => {
+      const chosen = document.querySelector("#panel h2");
+      if (chosen) say(chosen.textContent.trim());
+    });
+  };
+
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a[href]");
+    if (!link || event.button !== 0 || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.shiftKey) {
+      if (!link.dataset.contrast) return;
+      event.preventDefault();
+      location.assign(link.dataset.contrast);
+      return;
+    }
+    if (!link.closest("[data-desk]") || !window.htmx) return;
+    const href = link.getAttribute("href");
+    if (!href.startsWith("?")) return;
+    event.preventDefault();
+    openBeside(link, location.pathname + href);
+  });
+
+  // Copy: the real text, also where the clipboard API is not allowed (plain http on another host).
+  const copy = async (text) => {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      const box = document.createElement("textarea");
+      box.value = text;
+      box.className = "sr";
+      document.body.append(box);
+      box.select();
+      document.execCommand("copy");
+      box.remove();
+    }
+  };
+
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("button[data-copy]");
+    if (!button) return;
+    const path = button.dataset.copy;
+    await copy(button.hasAttribute("data-address") ? new URL(path, location.href).href : path);
+    const before = button.textContent;
+    button.textContent = button.dataset.done || "copied";
+    say(button.textContent);
+    setTimeout(() => { button.textContent = before; }, 1500);
+  });
+
+  // The prompt box: Enter reads, Shift+Enter is a new line.
+  document.addEventListener("keydown", (event) => {
+    const box = event.target;
+    if (box.matches?.("textarea[data-enter]") && event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      box.form.requestSubmit(box.form.querySelector("button.go"));
+    }
+    // Figure: arrow keys walk between its links, so that Tab need not visit each.
+    const link = box.closest?.("svg a");
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (link && step) {
+      const all = [...link.closest("svg").querySelectorAll("a")];
+      const next = all[all.indexOf(link) + step];
+      if (next) { event.preventDefault(); next.focus(); }
+    }
+    if (event.key === "Escape") document.querySelectorAll("details.menu[open]").forEach((menu) => { menu.open = false; });
+  });
+
+  document.addEventListener("click", (event) => {
+    document.querySelectorAll("details.menu[open]").forEach((menu) => {
+      if (!menu.contains(event.target)) menu.open = false;
+    });
+  });
+
+  // Plotly figures: data in a JSON block, colours from the page, redrawn when light turns dark.
+  const draw = () => {
+    const style = getComputedStyle(document.documentElement);
+    const colour = (name) => style.getPropertyValue(name).trim();
+    document.querySelectorAll("[data-plotly]").forEach((place) => {
+      const figure = JSON.parse(document.getElementById(place.dataset.plotly).textContent);
+      const axis = { gridcolor: colour("--line"), zerolinecolor: colour("--line"), linecolor: colour("--line") };
+      Plotly.react(place, figure.data, {
+        ...figure.layout,
+        title: { ...figure.layout.title, font: { size: 14 }, x: 0, xref: "paper" },
+        paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+        font: { family: style.getPropertyValue("--sans"), size: 12, color: colour("--ink") },
+        margin: { l: 48, r: 12, t: 40, b: 40 }, height: 320, autosize: true,
+        legend: { orientation: "h", y: -0.15 },
+        xaxis: { ...axis, ...figure.layout.xaxis }, yaxis: { ...axis, ...figure.layout.yaxis },
+      }, { displayModeBar: false, responsive: true });
+    });
+  };
+  window.addEventListener("load", () => {
+    if (!window.Plotly || !document.querySelector("[data-plotly]")) return;
+    draw();
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  });
+})();
