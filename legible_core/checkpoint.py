@@ -31,12 +31,12 @@ from legible_core.folder import Card, TensorInfo
 from legible_core.model.transformer import Transformer
 from legible_core.registry import (
     Checkpoint,
-    check_slug,
     check_tensors,
     check_vocabulary,
     identify,
     open_checkpoint,
     refusal,
+    slug_for,
 )
 from legible_core.replace import replace_folder, sync
 from legible_core.tokens import Tokenizer
@@ -59,7 +59,7 @@ def load(
     shapes, dtypes and places of the tensors, or a value that is not finite.
     """
     if not isinstance(checkpoint, Checkpoint):
-        checkpoint = open_checkpoint(checkpoint, slug=_slug_of(Path(checkpoint)))
+        checkpoint = open_checkpoint(checkpoint)
     try:
         tensors = _read(checkpoint)
         check_vocabulary(checkpoint.config, Tokenizer.load(checkpoint.tokenizer_path).vocab_size)
@@ -90,7 +90,7 @@ def save(
         raise LegibleError(f"Weights cannot be stored as {dtype!r}; the choices are {', '.join(_STORED)}.")
     if not isinstance(card, Card):
         card = Card(dict(card or {}))
-    slug = _slug_of(folder)
+    slug = slug_for(folder)
     _check_replaceable(folder)
     tokenizer_path = Path(tokenizer_path)
     check_vocabulary(model.config, Tokenizer.load(tokenizer_path).vocab_size)
@@ -115,7 +115,7 @@ def save(
         ) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return open_checkpoint(folder, slug=slug)
+    return open_checkpoint(folder)
 
 
 def write_card(folder: Path | str, card: Card) -> Checkpoint:
@@ -134,7 +134,7 @@ def write_card(folder: Path | str, card: Card) -> Checkpoint:
         raise Unavailable(f"The card cannot be written: {error.strerror or error}; the old one is untouched.") from None
     finally:
         draft.unlink(missing_ok=True)
-    return open_checkpoint(folder, slug=_slug_of(folder))
+    return open_checkpoint(folder)
 
 
 def _read(checkpoint: Checkpoint) -> dict[str, Tensor]:
@@ -225,11 +225,3 @@ def _remove_abandoned(folder: Path) -> None:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > 3600:
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def _slug_of(folder: Path) -> str:
-    """The folder's name where it can be a slug; a folder may have any name until it is added under one."""
-    try:
-        return check_slug(Path(os.path.abspath(folder)).name)
-    except LegibleError:
-        return "unnamed"

@@ -136,6 +136,13 @@ def check_slug(slug: str) -> str:
     return slug
 
 
+def slug_for(folder: Path) -> str:
+    """A slug out of a folder's name: `My Model (2)` is my-model-2."""
+    words = re.findall(r"[a-z0-9_.]+", Path(os.path.abspath(folder)).name.lower())
+    slug = re.sub(r"\.+", ".", "-".join(words))[:64].strip("-_.")
+    return slug or "checkpoint"
+
+
 def open_checkpoint(
     folder: Path | str, *, slug: str | None = None, origin: str = "shipped", tokenizer: TokenizerService | None = None
 ) -> Checkpoint:
@@ -143,7 +150,7 @@ def open_checkpoint(
 
     Checks the config, the header of the weights against it and against the file's size, the card, and its hash
     against the manifest of weights, config and tokenizer. With a `tokenizer` service also that the tokenizer can be
-    used and has the config's vocabulary. `slug` defaults to the folder's name.
+    used and has the config's vocabulary. `slug` defaults to the folder's name, made into one.
 
     Raises `NotFound` when there is no such folder, `Corrupt` with one sentence for anything else.
     """
@@ -151,7 +158,7 @@ def open_checkpoint(
     if not folder.is_dir():
         raise NotFound(f"There is no checkpoint folder {str(folder)!r}.")
     folder = folder.resolve()
-    slug = check_slug(slug if slug is not None else folder.name)
+    slug = check_slug(slug if slug is not None else slug_for(folder))
     try:
         if not os.path.lexists(folder / files.WEIGHTS) and (pickled := files.pickled_instead(folder)):
             raise pickled

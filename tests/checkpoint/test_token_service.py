@@ -23,7 +23,7 @@ from legible_core.token_service import TokenizerService
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[TokenizerService]:
-    with TokenizerService(timeout=1.0) as service:
+    with TokenizerService(timeout=2.0) as service:
         service.start()
         yield service
 
@@ -78,10 +78,10 @@ def test_a_slow_pattern_ends_at_the_limit_and_the_next_call_is_served(
     service: TokenizerService, tokenizer_path: Path, tmp_path: Path
 ) -> None:
     started = time.monotonic()
-    with pytest.raises(LegibleError, match="took longer than 1 s on this text and was stopped") as caught:
+    with pytest.raises(LegibleError, match="took longer than 2 s on this text and was stopped") as caught:
         service.call("encode", slow(tmp_path), "x" * 20_000)
     assert caught.value.code == "tokenizer_failed"
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 10
     assert len(service.call("encode", tokenizer_path, " worst")) == 1
 
 
@@ -120,16 +120,16 @@ def test_a_panic_and_bad_files_are_sentences(service: TokenizerService, tmp_path
 def test_a_file_that_hangs_while_loading_is_not_loaded_again(
     tokenizer_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_service, "LOAD_SECONDS", 0.5)
+    monkeypatch.setattr(token_service, "LOAD_SECONDS", 2.0)
     pipe = tmp_path / "pipe.json"
     os.mkfifo(pipe)
-    with TokenizerService(timeout=0.5) as service:
-        with pytest.raises(Corrupt, match=r"loading it took longer than 0\.5 s"):
+    with TokenizerService(timeout=2.0) as service:
+        with pytest.raises(Corrupt, match="loading it took longer than 2 s"):
             service.call("encode", pipe, "x")
-        started = time.monotonic()
-        with pytest.raises(Corrupt, match="loading it took longer"):
+        with monkeypatch.context() as patch, pytest.raises(Corrupt, match="loading it took longer than 2 s"):
+            # No child is even started for it.
+            patch.setattr(token_service, "_Child", None)
             service.call("encode", pipe, "x")
-        assert time.monotonic() - started < 0.3
         assert service.call("encode", tokenizer_path, "x")
 
 

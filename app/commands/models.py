@@ -1,0 +1,153 @@
+"""`legible models`, `legible add`, `legible forget`: which checkpoints this installation can open."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.options import settings_flags
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.services import Services
+    from legible_core.registry import Checkpoint, Entry
+
+_DATABASE = ("data_dir", "database_url")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    app.command("models")(models)
+    app.command("add")(add)
+    app.command("forget")(forget)
+
+
+@settings_flags(*_DATABASE)
+def models(
+    settings: Settings, as_json: Annotated[bool, typer.Option("--json", help="Print everything known as JSON.")] = False
+) -> None:
+    """List the shipped and the added checkpoints, and why a broken one is refused."""
+    entries = look(settings)
+    if as_json:
+        typer.echo(json.dumps([_json(entry) for entry in entries], ensure_ascii=False, indent=2))
+        return
+    rows = [_row(entry.checkpoint) for entry in entries if entry.checkpoint is not None]
+    if rows:
+        head = ("slug", "kind", "parameters", "tokens", "perplexity", "legible, over operands", "hash", "path")
+        widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+        for row in [head, *rows]:
+            typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    else:
+        typer.echo("There are no checkpoints; `legible add FOLDER` adds one.")
+    for entry in entries:
+        if entry.error is not None:
+            typer.echo(f"refused: {entry.error.message} ({entry.path})")
+
+
+@settings_flags(*_DATABASE)
+def add(
+    settings: Settings,
+    folder: Annotated[Path, typer.Argument(help="A checkpoint folder, as docs/checkpoints.md describes it.")],
+    slug: Annotated[str | None, typer.Option(help="The name to call it by; default: the folder's.")] = None,
+    move: Annotated[bool, typer.Option("--move", help="Let a slug that names other weights now name these.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the checkpoint as JSON.")] = False,
+) -> None:
+    """Check a checkpoint folder, every weight of it, and remember where it is; nothing is copied."""
+    from app.services import opened
+
+    with opened(settings) as services:
+        checkpoint = add_checkpoint(services, folder, slug, move=move)
+    if as_json:
+        typer.echo(json.dumps(checkpoint.to_json(), ensure_ascii=False, indent=2))
+        return
+    typer.echo(f"Added {checkpoint.slug}: {checkpoint.kind}, {_short(checkpoint.parameters)} parameters.")
+    typer.echo(f'Read it with: legible read {checkpoint.slug} "It was the best of times, it was the"')
+
+
+@settings_flags(*_DATABASE)
+def forget(settings: Settings, slug: Annotated[str, typer.Argument(help="The slug under which it was added.")]) -> None:
+    """Forget an added checkpoint; its folder and its stored readings stay."""
+    from app.services import opened
+
+    with opened(settings) as services:
+        services.store.remove_checkpoint(slug)
+    typer.echo(f"Forgot {slug}; its folder is untouched.")
+
+
+def add_checkpoint(services: Services, folder: Path, slug: str | None = None, *, move: bool = False) -> Checkpoint:
+    """Validate a folder as `load` would, and store it under a slug.
+
+    Raises what `open_checkpoint` and `check_weights` raise, and `Conflict` for a slug that is taken.
+    """
+    from legible_core.errors import Conflict
+    from legible_core.registry import check_weights, open_checkpoint
+
+    checkpoint = open_checkpoint(folder, slug=slug, origin="added", tokenizer=services.tokenizers)
+    for entry in services.catalogue.entries():
+        if entry.origin == "shipped" and entry.slug == checkpoint.slug:
+            raise Conflict(
+                f"The slug {checkpoint.slug!r} names a checkpoint that ships with Legible.",
+                hint="Choose another with --slug.",
+            )
+    check_weights(checkpoint)
+    services.store.add_checkpoint(checkpoint.slug, checkpoint.hash, str(checkpoint.path), move=move)
+    services.catalogue.refresh()
+    return checkpoint
+
+
+def look(settings: Settings) -> list[Entry]:
+    """Every checkpoint folder: shipped, and added if there is a database yet; none is made for the question."""
+    from app.database import Database
+    from app.paths import models_dir
+    from app.store import Store
+    from legible_core.errors import NotFound
+    from legible_core.registry import survey
+    from legible_core.token_service import TokenizerService
+
+    try:
+        roots = [models_dir()]
+    except NotFound:
+        roots = []
+    added: list[tuple[str, Path]] = []
+    if settings.database_url is not None or (settings.data_dir / "legible.sqlite").is_file():
+        database = Database.open(settings, migrate=False)
+        try:
+            added = [(row.slug, Path(row.path)) for row in Store(database).checkpoints()]
+        finally:
+            database.close()
+    with TokenizerService() as tokenizers:
+        return survey(roots, added, tokenizer=tokenizers)
+
+
+def _row(checkpoint: Checkpoint) -> tuple[str, ...]:
+    legibility = checkpoint.legibility
+    chosen = [f"{legibility[key]:.0%} {key}" for key in ("crisp", "constant", "nameable") if key in legibility]
+    tokens, perplexity = checkpoint.tokens_trained, checkpoint.perplexity
+    return (
+        checkpoint.slug,
+        checkpoint.kind,
+        _short(checkpoint.parameters),
+        "–" if tokens is None else _short(tokens),
+        "–" if perplexity is None else f"{perplexity:.2f}",
+        ", ".join(chosen) or "–",
+        checkpoint.hash[:12],
+        str(checkpoint.path),
+    )
+
+
+def _json(entry: Entry) -> dict[str, Any]:
+    if entry.checkpoint is not None:
+        return entry.checkpoint.to_json()
+    assert entry.error is not None
+    return {"slug": entry.slug, "origin": entry.origin, "path": str(entry.path), **entry.error.body()}
+
+
+def _short(number: int) -> str:
+    """1234567 as 1.2M."""
+    for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{letter}"
+    return str(number)
