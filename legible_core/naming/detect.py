@@ -104,6 +104,11 @@ class DetectLists:
         return slice(int(self.offsets[operand]), int(self.offsets[operand + 1]))
 
     @property
+    def count(self) -> int:
+        """Number of operands."""
+        return len(self.offsets) - 1
+
+    @property
     def lengths(self) -> Ints:
         return np.diff(self.offsets)
 

@@ -15,19 +15,24 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from legible_core.config import ModelConfig
 from legible_core.legibility import Moments, row_of
 from legible_core.model.transformer import Transformer
-from legible_core.naming.detect import DetectLists, TokenCounts, agreement, detect
+from legible_core.naming.detect import MIN_COUNT, DetectLists, TokenCounts, agreement, detect
+from legible_core.naming.label import Population, label_lists
+from legible_core.naming.lexicon import membership
 from legible_core.naming.observe import Ints, batches, halves, observe, spread
+from legible_core.tokens import Tokenizer
 
 ON_RANGE = (0.005, 0.2)
 MIN_AGREEMENT = 0.8
@@ -44,11 +49,18 @@ class _Layer:
 
 
 def measure(
-    model: Transformer, ids: Ints, *, tokens: int = 120_000, end_of_document: int | None = None, batch: int = 16
+    model: Transformer,
+    ids: Ints,
+    *,
+    texts: Sequence[str] | None = None,
+    tokens: int = 120_000,
+    end_of_document: int | None = None,
+    batch: int = 16,
 ) -> dict[str, Any]:
     """Legibility and nameability per layer and over all operands, as a JSON-ready dict; shares between 0 and 1.
 
-    ids: a token stream that training did not see, documents ended by `end_of_document`.
+    ids: a token stream that training did not see, documents ended by `end_of_document`. texts: every token's text; with
+    them the share of the nameable operands that have a class label is measured too.
     """
     config = model.config
     every = np.arange(config.vocab_size)
@@ -79,8 +91,9 @@ def measure(
         "layers": [],
     }
     pooled: dict[str, list[dict[str, Any]]] = {"attention": [], "feed_forward": []}
-    for layer in layers:
-        surfaces = _judge(layer)
+    labels = _labels(layers, texts)
+    for index, layer in enumerate(layers):
+        surfaces = _judge(layer, labels[index] if labels is not None else None)
         result["layers"].append({name: _mean([part]) for name, part in surfaces.items()})
         for name, columns in surfaces.items():
             pooled[name].append(columns)
@@ -90,9 +103,24 @@ def measure(
     return result
 
 
-def _judge(layer: _Layer) -> dict[str, dict[str, Any]]:
+def _labels(layers: list[_Layer], texts: Sequence[str] | None) -> list[NDArray[np.bool_]] | None:
+    """Per layer, which operands have a class label; makes the layers' lists on the way."""
+    for layer in layers:
+        layer.lists = detect(layer.counts[0])
+    if texts is None:
+        return None
+    seen = layers[0].counts[0].seen[:-1]
+    listable = np.flatnonzero(seen >= MIN_COUNT)
+    population = Population(listable, seen[listable], membership(texts)[listable])
+    lists = [part.tokens[part.of(o)] for part in (layer.lists for layer in layers) if part for o in range(part.count)]
+    found = np.array([label is not None for label in label_lists([(lists, population)])[0]])
+    ends = np.cumsum([layer.operands.width for layer in layers])[:-1]
+    return list(np.split(found, ends))
+
+
+def _judge(layer: _Layer, labelled: NDArray[np.bool_] | None) -> dict[str, dict[str, Any]]:
     """Per surface, one array per statistic with an entry per operand."""
-    lists = detect(layer.counts[0])
+    lists = layer.lists if layer.lists is not None else detect(layer.counts[0])
     short = detect(layer.counts[0], max_length=SHORT)
     agreed, agreed_short = agreement(lists, layer.counts[1]), agreement(short, layer.counts[1])
     moments = layer.operands
@@ -111,6 +139,8 @@ def _judge(layer: _Layer) -> dict[str, dict[str, Any]]:
         "length": lists.lengths,
         "agreement": agreed,
     }
+    if labelled is not None:
+        columns["labelled"] = columns["nameable"] & labelled
     parts = {"attention": slice(0, layer.n_head), "feed_forward": slice(layer.n_head, None)}
     found = {name: {key: column[where] for key, column in columns.items()} for name, where in parts.items()}
     value = row_of([layer.channels])
@@ -192,12 +222,18 @@ def main() -> None:
     parser.add_argument("--ids", type=Path, required=True, help="token ids, uint16 little-endian, unseen by training")
     parser.add_argument("--tokens", type=int, default=120_000)
     parser.add_argument("--end-of-document", type=int, default=0, help="the id that ends a document")
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json, for labels; default: the folder's, if any")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     started = time.monotonic()
     model = _load(arguments.folder)
     ids = np.fromfile(arguments.ids, dtype="<u2").astype(np.int64)
-    result = measure(model, ids, tokens=arguments.tokens, end_of_document=arguments.end_of_document)
+    path = arguments.tokenizer or arguments.folder / "tokenizer.json"
+    texts = None
+    if path.is_file():
+        tokenizer = Tokenizer.load(path)
+        texts = [tokenizer.text(token) for token in range(model.config.vocab_size)]
+    result = measure(model, ids, texts=texts, tokens=arguments.tokens, end_of_document=arguments.end_of_document)
     result["seconds"] = round(time.monotonic() - started, 1)
     print(table(result))
     print(json.dumps(result))
