@@ -5,7 +5,7 @@
 | read | request (`ReadingRequest.to_json`), slug, text | the explicit digest, position, target, ...; it is stored |
 | head | request, slug, layer, head | `Engine.head_detail` |
 | component | request, slug, component (its id) | `Engine.component_detail` |
-| scan | slug, corpus (a path on the worker's machine), and optionally tokens | what `naming.scan` reports |
+| scan | slug, corpus (a path on the worker's machine), optionally tokens, out | the figures; names are written |
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
+from app import scanning
 from app.catalogue import Catalogue
 from app.settings import Settings
 from app.worker import Context, Handler, Outcome
@@ -31,7 +32,7 @@ KEPT_ENGINES = 2
 def handlers(settings: Settings) -> Mapping[str, Handler]:
     """The handlers of one worker, sharing its engines."""
     engines = Engines(settings)
-    return {"read": engines.read, "head": engines.head, "component": engines.component}
+    return {"read": engines.read, "head": engines.head, "component": engines.component, "scan": scanning.handle}
 
 
 class Engines:
