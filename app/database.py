@@ -68,6 +68,14 @@ class Database:
     def close(self) -> None:
         self.engine.dispose()
 
+    def forget_log(self) -> None:
+        """Empty SQLite's write-ahead log into the database file, as far as no reader still needs it."""
+        pooled = self.engine.raw_connection()  # a checkpoint cannot run inside a transaction, where others all are
+        try:
+            pooled.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
+        finally:
+            pooled.close()
+
     @property
     def path(self) -> Path | None:
         """The SQLite file; None on Postgres."""
@@ -241,7 +249,7 @@ def _translate(context: ExceptionContext) -> None:
         for needle, (code, sentence, hint) in _SQLITE_FAILURES.items():
             if needle in words:
                 raise Unavailable(sentence, code=code, hint=hint) from error
-    elif isinstance(context.sqlalchemy_exception, exc.OperationalError):
+    elif isinstance(context.sqlalchemy_exception, exc.OperationalError | exc.InternalError):
         raise _postgres_failure(words) from error
 
 

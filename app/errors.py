@@ -91,13 +91,15 @@ def _from_http(request: Request, error: HTTPException) -> LegibleError:
 
 
 def _page(request: Request, error: LegibleError) -> str:
-    """`error.html` when the pages bring one; else a page that needs nothing."""
-    templates = getattr(request.app.state, "templates", None) if "app" in request.scope else None
-    if templates is not None and "error.html" in templates.env.list_templates():
+    """`error.html`; where even that fails, a page that needs nothing."""
+    try:
+        from app.pages import view
         from app.urls import urls_for
 
-        template = templates.env.get_template("error.html")
-        return str(template.render(request=request, urls=urls_for(request), error=error))
+        template = view.environment().get_template("error.html")
+        return template.render(urls=urls_for(request), here=view.here(request), error=error)
+    except Exception:
+        log.exception("the error page failed")
     hint = f"<p>{html.escape(error.hint)}</p>" if error.hint else ""
     title = html.escape(HTTPStatus(error.status).phrase)
     return (

@@ -224,8 +224,7 @@ class Store:
             raise NotFound(f"There is no stored reading {digest[:12]}; it may have been deleted already.")
         if self.database.path is not None:
             shutil.rmtree(self.database.path.parent / "backups", ignore_errors=True)
-            with self.database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+            self.database.forget_log()
 
     def collect(self, digest: str, *, position: int, target: int, contrast: int | None = None,
                 relative_to: str | None = None, on: bool = True) -> None:  # fmt: skip

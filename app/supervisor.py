@@ -90,9 +90,11 @@ class Supervisor:
 
     def _start(self, worker: str) -> subprocess.Popen[bytes]:
         environment = {**os.environ, **self.settings.environment(), PARENT: str(os.getpid())}
-        return subprocess.Popen(
-            [sys.executable, "-m", "app.worker", "--id", worker], env=environment, stdin=subprocess.DEVNULL
-        )
+        return subprocess.Popen(self.command(worker), env=environment, stdin=subprocess.DEVNULL)
+
+    def command(self, worker: str) -> list[str]:
+        """What runs as the worker with this id."""
+        return [sys.executable, "-m", "app.worker", "--id", worker]
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
         """Its exit status; once the supervisor stops, it has `STOP_SECONDS` to end by itself."""

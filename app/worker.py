@@ -251,6 +251,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--handlers", default="app.handlers", help="the module whose `handlers(settings)` it runs")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     if PARENT in os.environ:
         die_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the server, which ends us in good order
