@@ -6,6 +6,7 @@ Measured on data, where the checkpoint has names: detect lists, labels, formulas
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,14 @@ from legible_core.axes import Float
 from legible_core.config import ModelConfig
 from legible_core.model import Transformer
 from legible_core.model.quantifiers import half_life
+from legible_core.naming.promote import promotion
 from legible_core.reading import Contributor, DetectToken, LabelInfo, OperandValue, Promoted
 from legible_core.tokens import Tokenizer
 from legible_core.trace import Trace
 from legible_core.units import GLYPHS, Channel, Component, Head, HeadOperand, Operand, QuantifierOperand, Unit
 
 if TYPE_CHECKING:
-    from legible_core.naming.names import Names
+    from legible_core.naming.names import ComponentName, Label, Names
 
 OPERATIONS = {
     "intersection": "A∩B",
@@ -50,6 +52,7 @@ class Describer:
         self.tokenizer = tokenizer
         self.names = names
         self._masks: tuple[np.ndarray, np.ndarray] | None = None
+        self._ranked: Tensor | None = None
 
     # ---- one contributor after another -------------------------------------------------------------------------------
 
@@ -67,7 +70,7 @@ class Describer:
         promoted: how many promoted tokens each gets; 0 leaves the vocabulary untouched, and with it the target's rank.
         """
         values = self.operand_values(found, trace, position)
-        lists: list[tuple[tuple[Promoted, ...], int | None]] = [((), None)] * len(found)
+        lists: Sequence[tuple[tuple[Promoted, ...], int | None]] = [((), None)] * len(found)
         if promoted and found:
             lists = self.promotes(self.writes(found, trace, position), target, promoted)
         described = []
@@ -185,29 +188,35 @@ class Describer:
 
     @torch.no_grad()
     def promotes(
-        self, columns: Float[Tensor, "n d"], target: int | None, count: int
-    ) -> list[tuple[tuple[Promoted, ...], int | None]]:
-        """Per write column the `count` tokens it promotes most, and the target's rank among all tokens (from 1).
+        self, columns: Float[Tensor, "n d"], target: int, count: int
+    ) -> list[tuple[tuple[Promoted, ...], int]]:
+        """Per write column the `count` tokens it promotes most, and the target's rank among them all (from 1).
 
         The weight of token v is ⟨W_U[v]⊙γ, column - mean(column)⟩ less its mean over the vocabulary: the logits that
-        one unit of activation adds, before the division by std(x).
+        one unit of activation adds, before the division by std(x). Where the names say which tokens their corpus holds
+        often enough, only those are ranked, and the target beside them whatever it is.
         """
-        matrix = self.model.unembedding_matrix
-        gain: Any = self.model.final_norm.gain
-        centred = (columns - columns.mean(-1, keepdim=True)) * gain
-        count = min(count, matrix.shape[0])
-        result: list[tuple[tuple[Promoted, ...], int | None]] = []
-        for chunk in centred.split(CHUNK):
-            weights = chunk @ matrix.T
-            weights -= weights.mean(-1, keepdim=True)
-            best, ids = weights.topk(count, dim=-1)
-            ranks: list[int | None] = [None] * len(chunk)
-            if target is not None:
-                ranks = ((weights > weights[:, target, None]).sum(-1) + 1).tolist()
+        often = self._often()
+        result: list[tuple[tuple[Promoted, ...], int]] = []
+        for chunk in columns.split(CHUNK):
+            weights = promotion(self.model, chunk.T)
+            of_target = weights[:, target, None].clone()
+            if often is not None:
+                weights.masked_fill_(~often, -math.inf)
+            best, ids = weights.topk(min(count, weights.shape[1] if often is None else int(often.sum())), dim=-1)
+            ranks = ((weights > of_target).sum(-1) + 1).tolist()
             for row, tokens, rank in zip(best.tolist(), ids.tolist(), ranks, strict=True):
                 pairs = zip(tokens, row, strict=True)
                 result.append((tuple(Promoted(id=i, display=self.display(i), weight=w) for i, w in pairs), rank))
         return result
+
+    def _often(self) -> Tensor | None:
+        """(v,) bool: tokens that the named corpus holds often enough to be ranked; None where nothing says."""
+        if self._ranked is None and self.names is not None:
+            often = getattr(self.names, "often", None)
+            if often is not None:
+                self._ranked = torch.from_numpy(np.array(often, dtype=bool)).to(self.model.token_embedding.device)
+        return self._ranked
 
     # ---- measured on data --------------------------------------------------------------------------------------------
 
@@ -215,32 +224,45 @@ class Describer:
         """An operand or channel with its value here and, where a scan named it, what it detects."""
         label: LabelInfo | None = None
         detect: tuple[DetectToken, ...] = ()
-        name = None
-        if self.names is not None:
-            source = channel_operand(self.config, id)
-            name = self.names.operand(source) if source is not None else None
-        if name is not None:
+        if self.names is not None and is_operand(self.config, id):
+            name = self.names.operand(id, shown=DETECT_TOKENS)
             label = label_info(name.label, name.agreement)
             detect = tuple(
-                DetectToken(id=t.id, display=self.display(t.id), lift=t.lift, count=t.count, share=t.share)
-                for t in name.detect[:DETECT_TOKENS]
+                DetectToken(id=t.id, display=t.display, lift=t.lift, count=t.count, share=t.share)
+                for t in name.detect
+                if math.isfinite(t.lift)
             )
+        elif isinstance(id, Channel):
+            label = self.label(id)
         return OperandValue(id=str(id), value=value, term=term, label=label, detect=detect)
 
+    def label(self, id: Unit | Channel) -> LabelInfo | None:
+        """Label of a component's promote side; None without names, and for linear channels, which have none."""
+        name = self._name(id)
+        return None if name is None else label_info(name.label, None)
+
     def name_fields(self, id: Unit | Channel) -> dict[str, Any]:
-        """`label` (of the promote side), `formula` and `class` of a component; all None without names."""
-        name = None if self.names is None else self.names.component(id)
+        """`label` (of the promote side), `formula` and `class` of a component; all None where it has no name."""
+        name = self._name(id)
         if name is None:
             return {"label": None, "formula": None, "class": None}
         label = label_info(name.label, None)
         return {
             "label": None if label is None else label.model_dump(),
             "formula": name.formula or None,
-            "class": name.cls,
+            "class": None if name.cls is None else str(name.cls),
         }
 
+    def _name(self, id: Unit | Channel) -> ComponentName | None:
+        if self.names is None or (isinstance(id, Channel) and not self.config.is_bounded(id.layer, id.head)):
+            return None
+        return self.names.component(id)
+
     def named_masks(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Which channels (L, h, dh) and units (L, f) are SELECTIVE and labelled; None without names. Computed once."""
+        """Which channels (L, h, dh) and units (L, f) are SELECTIVE and labelled; None without names. Computed once.
+
+        Labelled: their promote list is enriched in a class; three quoted tokens are no label.
+        """
         if self.names is None:
             return None
         if self._masks is None:
@@ -249,16 +271,10 @@ class Describer:
             units = np.zeros((config.n_layers, config.feed_forward.d_ff), dtype=bool)
             for layer in range(config.n_layers):
                 for head in range(config.attention.n_special[layer]):
-                    for channel in range(config.d_head):
-                        channels[layer, head, channel] = self._is_named(Channel(layer, head, channel))
-                for unit in range(config.feed_forward.n_named):
-                    units[layer, unit] = self._is_named(Unit(layer, unit))
+                    channels[layer, head] = [is_named(name) for name in self.names.channels(layer, head)]
+                units[layer] = [is_named(name) for name in self.names.units(layer)]
             self._masks = (channels, units)
         return self._masks
-
-    def _is_named(self, id: Unit | Channel) -> bool:
-        name = self.names.component(id) if self.names is not None else None
-        return name is not None and name.cls == "SELECTIVE" and name.label is not None and name.label.kind == "class"
 
     def display(self, token: int) -> str:
         return str(token) if self.tokenizer is None else self.tokenizer.display(token)
@@ -285,12 +301,16 @@ def operands_of(config: ModelConfig, component: Unit | Channel) -> list[Componen
     return [Operand(component.layer, pair, "A"), Operand(component.layer, pair, "B")]
 
 
-def channel_operand(config: ModelConfig, id: Component) -> Component | None:
-    """The id under which names keep an operand; a Boolean or linear channel is none itself."""
+def is_operand(config: ModelConfig, id: Component) -> bool:
+    """Whether the id names an operand; of the channels only a membership head's are their own."""
     if isinstance(id, Channel):
-        bounded = config.is_bounded(id.layer, id.head)
-        return id if bounded and config.attention.value == "membership" else None
-    return id
+        return config.attention.value == "membership" and config.is_bounded(id.layer, id.head)
+    return isinstance(id, Operand | HeadOperand | QuantifierOperand)
+
+
+def is_named(name: ComponentName) -> bool:
+    """SELECTIVE, with a class as the label of its promote side."""
+    return name.cls == "SELECTIVE" and name.label is not None and name.label.kind == "class"
 
 
 def memberships(part: Any, name: str, rows: list[int], x: Float[Tensor, "*t d"]) -> Float[Tensor, n * t]:
@@ -300,11 +320,12 @@ def memberships(part: Any, name: str, rows: list[int], x: Float[Tensor, "*t d"])
     return torch.sigmoid(scores).float().movedim(-1, 0)
 
 
-def label_info(label: Any, agreement: float | None) -> LabelInfo | None:
+def label_info(label: Label | None, agreement: float | None) -> LabelInfo | None:
     """A names file's label as the schema writes it."""
     if label is None:
         return None
-    return LabelInfo(text=label.text, kind=label.kind, q=finite(label.q), n=label.n, agreement=finite(agreement))
+    agreed = finite(agreement)
+    return LabelInfo(text=label.text, kind=label.kind, q=finite(label.q), n=label.n, of=label.of, agreement=agreed)
 
 
 def finite(value: float | None) -> float | None:

@@ -112,7 +112,7 @@ class Engine:
         if isinstance(checkpoint, Path | str):
             checkpoint = open_checkpoint(checkpoint)
         model = load(checkpoint, dtype=getattr(torch, dtype), device=device)
-        names = Names.load(checkpoint.path)
+        names = Names.load(checkpoint.path, checkpoint_hash=checkpoint.hash)
         ref = CheckpointRef(hash=checkpoint.hash, slug=checkpoint.slug)
         tokenizer = Tokenizer.load(checkpoint.tokenizer_path)
         return cls(model, ref, tokenizer, names, dtype=dtype, cache_bytes=cache_bytes)

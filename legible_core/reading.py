@@ -183,12 +183,13 @@ class Term(_Part):
 
 
 class LabelInfo(_Part):
-    """A short label and its evidence: `q` the corrected p-value, `n` the tokens behind it, agreement on unseen text."""
+    """A short label and its evidence: `n` of `of` leading tokens in the class, corrected p-value `q`, agreement."""
 
     text: str
     kind: str
     q: float | None = None
     n: int | None = None
+    of: int | None = None
     agreement: float | None = None
 
 

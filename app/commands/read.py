@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from legible_core.errors import LegibleError
+from legible_core.errors import LegibleError, NotFound
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,11 +41,7 @@ def read(
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole reading as JSON.")] = False,
 ) -> None:
     """Read the next token off named heads and units; the terms sum to the model's logit."""
-    try:
-        reading = make(model, prompt, target, contrast, position, relative_to, top)
-    except LegibleError as error:
-        typer.echo(json.dumps(error.body(), ensure_ascii=False) if as_json else sentence(error), err=True)
-        raise typer.Exit(2) from None
+    reading = make(model, prompt, target, contrast, position, relative_to, top)
     if as_json:
         typer.echo(json.dumps(reading.to_json(), ensure_ascii=False, allow_nan=False))
     else:
@@ -84,10 +80,15 @@ def find(model: str) -> Checkpoint:
 
     if "/" in model or "\\" in model or (Path(model) / "config.json").is_file():
         return open_checkpoint(Path(model))
-    shipped = survey([models_dir()])
+    try:
+        roots = [models_dir()]
+    except NotFound:
+        roots = []
+    shipped = survey(roots)
     if any(entry.checkpoint is not None and model in (entry.slug, entry.checkpoint.hash) for entry in shipped):
+        # What ships needs no database.
         return resolve(model, shipped)
-    return resolve(model, survey([models_dir()], added()))
+    return resolve(model, survey(roots, added()))
 
 
 def added() -> list[tuple[str, Path]]:
@@ -104,11 +105,6 @@ def added() -> list[tuple[str, Path]]:
         return [(row.slug, Path(row.path)) for row in Store(database).checkpoints()]
     finally:
         database.close()
-
-
-def sentence(error: LegibleError) -> str:
-    """The error and its hint for a person."""
-    return error.message if error.hint is None else f"{error.message} {error.hint}"
 
 
 # ---- for people ----------------------------------------------------------------------------------------------------
