@@ -51,18 +51,22 @@ def load(
     checkpoint: Checkpoint | Path | str,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    *,
+    tokenizer: Tokenizer | None = None,
 ) -> Transformer:
     """The model of a checkpoint, in evaluation mode, computing in `dtype` (float32 or bfloat16) on `device`.
 
-    Given a `Checkpoint`, its files must still have its hash. Raises `NotFound` when there is no such folder and
-    `Corrupt`, with one sentence, when anything in it is not what it claims: card, hash, config, tokenizer, the names,
-    shapes, dtypes and places of the tensors, or a value that is not finite.
+    Given a `Checkpoint`, its files must still have its hash. A caller that has loaded its tokenizer passes it, so that
+    it is not read twice. Raises `NotFound` when there is no such folder and `Corrupt`, with one sentence, when anything
+    in it is not what it claims: card, hash, config, tokenizer, the names, shapes, dtypes and places of the tensors, or
+    a value that is not finite.
     """
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = open_checkpoint(checkpoint)
     try:
         tensors = _read(checkpoint)
-        check_vocabulary(checkpoint.config, Tokenizer.load(checkpoint.tokenizer_path).vocab_size)
+        tokenizer = tokenizer or Tokenizer.load(checkpoint.tokenizer_path)
+        check_vocabulary(checkpoint.config, tokenizer.vocab_size)
     except LegibleError as error:
         raise refusal(checkpoint.slug, error) from None
     model = _empty(checkpoint.config)

@@ -44,10 +44,11 @@ _ROOT = str(Path(__file__).resolve().parents[1])
 class TokenizerService:
     """Calls to `Tokenizer` in child processes; safe to use from any thread and any event loop.
 
-    `workers` calls run side by side, the rest wait in line; over `MAX_WAITING` of them raise `Unavailable`.
+    At most `workers` calls run side by side, each with a child that starts when it is first needed; the rest wait in
+    line, and over `MAX_WAITING` of them raise `Unavailable`.
     """
 
-    def __init__(self, timeout: float = CALL_SECONDS, workers: int = 1) -> None:
+    def __init__(self, timeout: float = CALL_SECONDS, workers: int = 2) -> None:
         self.timeout = timeout
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="tokenizer")
         self._idle: queue.LifoQueue[_Child | None] = queue.LifoQueue()
@@ -195,7 +196,11 @@ class _Child:
             stderr=subprocess.DEVNULL,
             # Ctrl-C in a terminal is for the server, which ends its children itself.
             start_new_session=True,
-            env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"},
+            env={
+                **{name: value for name, value in os.environ.items() if not name.startswith("LEGIBLE_")},
+                "TOKENIZERS_PARALLELISM": "false",
+                "RAYON_NUM_THREADS": "1",
+            },
         )
         self.loaded: set[tuple[str, int, int]] = set()
         try:

@@ -68,7 +68,7 @@ class Tokenizer:
         spec = _parse(data)
         self._style = _style(spec)
         try:
-            self._inner = tokenizers.Tokenizer.from_str(json.dumps(_as_typed(spec)))
+            self._inner = tokenizers.Tokenizer.from_buffer(json.dumps(spec).encode() if _make_typed(spec) else data)
             self._inner.no_truncation()
             self._inner.no_padding()
             vocabulary = self._inner.get_vocab(with_added_tokens=True)
@@ -234,14 +234,17 @@ def _parse(data: bytes) -> dict[str, Any]:
     return spec
 
 
-def _as_typed(spec: dict[str, Any]) -> dict[str, Any]:
-    """Without what would add or drop something at random: a leading space, and merges left out (BPE dropout)."""
+def _make_typed(spec: dict[str, Any]) -> bool:
+    """Take out what would add a leading space or leave out merges at random; whether there was anything to take out."""
+    changed = False
     for node in _nodes(spec.get("pre_tokenizer")):
-        if node.get("type") == "ByteLevel":
+        if node.get("type") == "ByteLevel" and node.get("add_prefix_space") is not False:
             node["add_prefix_space"] = False
+            changed = True
     if spec["model"].get("dropout") is not None:
         spec["model"]["dropout"] = None
-    return spec
+        changed = True
+    return changed
 
 
 def _style(spec: dict[str, Any]) -> str:

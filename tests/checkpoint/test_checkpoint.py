@@ -21,6 +21,7 @@ from legible_core.checkpoint import load, save, write_card
 from legible_core.errors import Conflict, Corrupt, LegibleError, Unavailable
 from legible_core.folder import WEIGHTS, Card
 from legible_core.registry import open_checkpoint
+from legible_core.tokens import Tokenizer
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 
@@ -51,6 +52,12 @@ def test_half_storage_rounds_matrices_once_and_no_vectors(
             assert torch.equal(loaded, tensor.to(getattr(torch, dtype)).float()), name
             assert (loaded - tensor).abs().max() <= error * tensor.abs().max() + 1e-7
     assert {t.dtype for t in load_file(tmp_path / "half" / WEIGHTS).values()} == {getattr(torch, dtype), torch.float32}
+
+
+def test_a_loaded_model_can_be_saved_again(pristine: Path, tmp_path: Path, tokenizer_path: Path) -> None:
+    tokenizer = Tokenizer.load(tokenizer_path)
+    again = save(tmp_path / "again", load(pristine, tokenizer=tokenizer), tokenizer_path, dtype="float32")
+    assert again.hash == open_checkpoint(pristine).hash
 
 
 def test_compute_dtype(pristine: Path) -> None:
@@ -176,6 +183,7 @@ sys.path.insert(0, sys.argv[3])
 from checkpoint_samples import small_model
 from legible_core.checkpoint import save
 from legible_core.registry import open_checkpoint
+from legible_core.tokens import Tokenizer
 
 folder, tokenizer = sys.argv[1], sys.argv[2]
 old, model, seen = open_checkpoint(folder).hash, small_model(seed=7), set()
