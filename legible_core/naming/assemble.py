@@ -22,7 +22,7 @@ from legible_core.naming import names as store
 from legible_core.naming import promote as promoting
 from legible_core.naming.detect import DetectLists, agreement, detect
 from legible_core.naming.label import ClassLabel, Population, as_columns, label_lists
-from legible_core.naming.lexicon import CLASSES, membership
+from legible_core.naming.lexicon import BEGINNING, CLASSES, beginnings, membership
 from legible_core.naming.scan import LayerState, Scan
 from legible_core.replace import sync
 from legible_core.tokens import Tokenizer
@@ -85,10 +85,11 @@ def assemble(
 
     texts = ["" if tokenizer.is_special(token) else tokenizer.text(token) for token in range(len(scan.seen))]
     table = membership(texts)
+    table[:, CLASSES.index(BEGINNING)] |= beginnings(scan.parts[0], texts)
     listable = np.flatnonzero(scan.seen >= detecting.MIN_COUNT)
     ranked = np.flatnonzero(often)
-    token_lists = [part.tokens[part.of(o)] for part in lists for o in range(len(part.lengths))]
-    promote_lists = [row for part in promoted for row in part.tokens]
+    token_lists = [(part.tokens[part.of(o)], part.on[part.of(o)]) for part in lists for o in range(part.count)]
+    promote_lists = [pair for part in promoted for pair in zip(part.tokens, part.weights, strict=True)]
     detect_labels, promote_labels = label_lists(
         [
             (token_lists, Population(listable, scan.seen[listable], table[listable])),

@@ -4,8 +4,10 @@ Each list (its leading tokens) is tested against each class. The null is a frequ
 could have been listed, as many of each frequency as the list has, at random; frequent tokens are mostly function words,
 so an unmatched draw would find function-word classes everywhere. The overlap with a class is then a sum of independent
 hypergeometric variables, one per frequency stratum, and its upper tail is computed exactly. Benjamini-Hochberg runs
-over all (list, class) pairs of a checkpoint at q < 0.01. A label also has to describe its list: at least MIN_OVERLAP
-of the leading tokens, and MIN_SHARE of them, are in the class. Without one, the three leading tokens are quoted.
+over all (list, class) pairs of a checkpoint at q < 0.01. A label also has to describe its list, not only to be
+over-represented in it: at least MIN_OVERLAP of the leading tokens are in the class, and they are MIN_SHARE of them or
+carry MIN_SHARE of their weight (occurrences at which the operand was ON; promotion). Without one, the three leading
+tokens are quoted.
 """
 
 from __future__ import annotations
@@ -19,21 +21,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 Q = 0.01
-LEADING = 40
+LEADING = 20
 MIN_OVERLAP = 3
-MIN_SHARE = 0.3
+MIN_SHARE = 0.5
 # A stratum holds an octave of frequency, and at least this many tokens.
 MIN_STRATUM = 32
 
 
 @dataclass(frozen=True)
 class ClassLabel:
-    """Class `index` holds `overlap` of the list's `leading` leading tokens; `q` is the adjusted p-value."""
+    """Class `index` holds `overlap` of the list's `leading` leading tokens, and `share` of their weight.
+
+    q: the adjusted p-value of that overlap.
+    """
 
     index: int
     q: float
     overlap: int
     leading: int
+    share: float
 
 
 def strata(counts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -105,43 +111,55 @@ def _log_factorials(size: int) -> NDArray[np.float64]:
     return np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, size + 1)))])
 
 
-Lists = Sequence[NDArray[np.int64]]
+# A token list, best first, with a weight for each token: (vocabulary ids, weights).
+Weighted = tuple[NDArray[np.int64], NDArray[Any]]
 
 
-def label_lists(groups: Sequence[tuple[Lists, Population]], *, q: float = Q) -> list[list[ClassLabel | None]]:
-    """The label of each token list (vocabulary ids, best first), or None where no class passes; one row per group.
+def label_lists(
+    groups: Sequence[tuple[Sequence[Weighted], Population]], *, q: float = Q
+) -> list[list[ClassLabel | None]]:
+    """The label of each token list, or None where no class passes; one row per group.
 
     All lists of a checkpoint go in one call, each group with the population that its lists were drawn from: the
     correction is over every (list, class) pair, tested or not. Among the classes that pass, the one with the smallest
     p-value is the label, then the one holding more of the list.
     """
     tested = [
-        (p, -overlap, class_index, leading, group, index)
+        (p, -overlap, class_index, leading, share, group, index)
         for group, (lists, population) in enumerate(groups)
-        for index, tokens in enumerate(lists)
-        for p, overlap, class_index, leading in _tests(tokens, population)
+        for index, (tokens, weights) in enumerate(lists)
+        for p, overlap, class_index, leading, share in _tests(tokens, weights, population)
     ]
     found: list[list[ClassLabel | None]] = [[None] * len(lists) for lists, _ in groups]
     pairs = sum(len(lists) * population.membership.shape[1] for lists, population in groups)
-    adjusted = benjamini_hochberg(np.array([p for p, *_ in tested]), pairs)
-    order = sorted(range(len(tested)), key=tested.__getitem__)
-    for position in order:
-        _, overlap, class_index, leading, group, index = tested[position]
+    adjusted = benjamini_hochberg(np.array([test[0] for test in tested]), pairs)
+    for position in sorted(range(len(tested)), key=tested.__getitem__):
+        _, overlap, class_index, leading, share, group, index = tested[position]
         if adjusted[position] < q and found[group][index] is None:
-            found[group][index] = ClassLabel(class_index, float(adjusted[position]), -overlap, leading)
+            found[group][index] = ClassLabel(class_index, float(adjusted[position]), -overlap, leading, share)
     return found
 
 
-def _tests(tokens: NDArray[np.int64], population: Population) -> Iterator[tuple[float, int, int, int]]:
-    """(p, overlap, class, leading tokens) of each class that holds enough of the list to describe it."""
-    rows = [population.position[int(token)] for token in tokens if int(token) in population.position][:LEADING]
-    if len(rows) < MIN_OVERLAP:
+def _tests(
+    tokens: NDArray[np.int64], weights: NDArray[Any], population: Population
+) -> Iterator[tuple[float, int, int, int, float]]:
+    """(p, overlap, class, leading tokens, share) of each class that holds enough of the list to describe it."""
+    pairs = [
+        (population.position[int(token)], float(weight))
+        for token, weight in zip(tokens, weights, strict=True)
+        if int(token) in population.position
+    ][:LEADING]
+    if len(pairs) < MIN_OVERLAP:
         return
+    rows = [row for row, _ in pairs]
+    carried = np.maximum([weight for _, weight in pairs], 0.0)
     drawn = np.bincount(population.stratum[rows], minlength=len(population.sizes))
-    overlaps = population.membership[rows].sum(axis=0)
-    for class_index in np.flatnonzero(overlaps >= max(MIN_OVERLAP, MIN_SHARE * len(rows))):
-        overlap = int(overlaps[class_index])
-        yield population.p_value(drawn, int(class_index), overlap), overlap, int(class_index), len(rows)
+    inside = population.membership[rows]
+    overlaps, shares = inside.sum(axis=0), carried @ inside / max(float(carried.sum()), 1e-30)
+    described = (shares >= MIN_SHARE) | (overlaps >= MIN_SHARE * len(rows))
+    for index in np.flatnonzero((overlaps >= MIN_OVERLAP) & described):
+        p = population.p_value(drawn, int(index), int(overlaps[index]))
+        yield p, int(overlaps[index]), int(index), len(rows), float(shares[index])
 
 
 def benjamini_hochberg(p: NDArray[np.float64], tests: int) -> NDArray[np.float64]:
@@ -159,10 +177,11 @@ def benjamini_hochberg(p: NDArray[np.float64], tests: int) -> NDArray[np.float64
 
 
 def as_columns(labels: Sequence[ClassLabel | None]) -> dict[str, NDArray[Any]]:
-    """Labels as arrays: class (-1 for none), q (NaN), overlap and leading (0)."""
+    """Labels as arrays: class (-1 for none), q (NaN), overlap, leading and share (0)."""
     return {
         "class": np.array([-1 if label is None else label.index for label in labels], np.int16),
         "q": np.array([np.nan if label is None else label.q for label in labels], np.float32),
         "overlap": np.array([0 if label is None else label.overlap for label in labels], np.uint16),
+        "share": np.array([0 if label is None else label.share for label in labels], np.float16),
         "leading": np.array([0 if label is None else label.leading for label in labels], np.uint16),
     }

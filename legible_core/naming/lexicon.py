@@ -3,6 +3,7 @@
     CLASSES                 the label classes, in a fixed order
     classes_of(" worst")    {"superlative", "negative valence", ...}
     membership(texts)       a boolean matrix, one row per token text, one column per class
+    beginnings(ids, texts)  the one class that a text alone does not tell: tokens that only begin words
 
 A token is judged on its own text, without context, as a detector's token list is. A leading space is part of the text
 and tells a word's beginning from a piece inside a word: a lower-case piece without one ("ing", "ther") belongs to no
@@ -45,8 +46,9 @@ SURFACE = (
     "capitalised word",
     "word ending",
     "word piece",
-    "letter",
+    "word beginning",
 )
+BEGINNING = "word beginning"
 # A class that is contained in a more telling one is the weaker label at equal evidence; see label.py.
 CLASSES: tuple[str, ...] = (*words.CLOSED, *words.VERBS, *words.NOUNS, *words.ADJECTIVES, *MORPHOLOGICAL, *SURFACE)
 
@@ -81,6 +83,19 @@ def membership(texts: Sequence[str]) -> NDArray[np.bool_]:
         for name in classes_of(text):
             table[row, column[name]] = True
     return table
+
+
+def beginnings(ids: NDArray[np.int64], texts: Sequence[str]) -> NDArray[np.bool_]:
+    """Which tokens only begin words: more than half of their occurrences in `ids` are followed by a word piece.
+
+    The text alone does not tell "·rep" from a word, the text around it does. Shape (tokens,).
+    """
+    piece = np.array([text[:1].islower() and text.isalpha() for text in texts])
+    begins = np.array([text.strip(" ").isalpha() and (text[:1] == " " or text[:1].isupper()) for text in texts])
+    total = np.bincount(ids[:-1], minlength=len(texts))
+    followed = np.bincount(ids[:-1], weights=piece[ids[1:]], minlength=len(texts))
+    found: NDArray[np.bool_] = begins & (total > 0) & (followed > total / 2)
+    return found
 
 
 def _is_whole(text: str, stripped: str) -> bool:
@@ -227,9 +242,7 @@ def _surface(text: str, stripped: str) -> set[str]:
     if stripped.isdigit():
         return {"digit", "number"}
     if stripped.isalpha():
-        if len(stripped) == 1:
-            found.add("letter")
-        elif stripped[0].isupper() and not stripped.isupper():
+        if len(stripped) > 1 and stripped[0].isupper() and not stripped.isupper():
             found.add("capitalised word")
         if text == stripped and stripped.islower():
             found.add("word piece")
@@ -238,4 +251,4 @@ def _surface(text: str, stripped: str) -> set[str]:
     return found
 
 
-__all__ = ["CLASSES", "classes_of", "inflect", "membership"]
+__all__ = ["BEGINNING", "CLASSES", "beginnings", "classes_of", "inflect", "membership"]

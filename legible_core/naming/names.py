@@ -41,8 +41,9 @@ UNNAMED = "?"
 class Label:
     """A short label with its evidence.
 
-    kind "class": `n` of the list's `of` leading tokens are in the class, which a frequency-matched draw gives with an
-    adjusted p-value of `q`. kind "tokens": no class passed; the three leading tokens, quoted, and nothing is claimed.
+    kind "class": `n` of the list's `of` leading tokens, carrying `share` of their weight, are in the class; a
+    frequency-matched draw has as many with an adjusted p-value of `q`.
+    kind "tokens": no class passed; the three leading tokens, quoted, and nothing is claimed.
     kind "state": the operand is CONSTANT, so it is not a detector: "always" or "never" or a level.
     """
 
@@ -51,6 +52,7 @@ class Label:
     q: float | None = None
     n: int | None = None
     of: int | None = None
+    share: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -350,7 +352,8 @@ class Names:
         chosen = int(of[f"{side}.label.class"][index])
         if chosen >= 0:
             n, leading = int(of[f"{side}.label.overlap"][index]), int(of[f"{side}.label.leading"][index])
-            return Label(self._classes[chosen], "class", float(of[f"{side}.label.q"][index]), n, leading)
+            q, share = float(of[f"{side}.label.q"][index]), float(of[f"{side}.label.share"][index])
+            return Label(self._classes[chosen], "class", q, n, leading, share)
         if not len(tokens):
             return None
         return Label(", ".join(f"“{self.display(int(token))}”" for token in tokens[:3]), "tokens")
@@ -383,7 +386,7 @@ class Names:
         shapes |= {f"operand.{name}": (operands,) for name in ("mean", "variance", "crisp", "on", "base", "agreement")}
         shapes |= {f"component.{name}": (components,) for name in ("mean", "variance", "crisp", "on")}
         for side, rows in (("operand", operands), ("component", components)):
-            shapes |= {f"{side}.label.{name}": (rows,) for name in ("class", "q", "overlap", "leading")}
+            shapes |= {f"{side}.label.{name}": (rows,) for name in ("class", "q", "overlap", "leading", "share")}
         for side, width in (("promote", top), ("rare", rare)):
             shapes |= {f"{side}.{name}": (components, width) for name in ("tokens", "weights")}
         for name, shape in shapes.items():

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from legible_core.model.transformer import Transformer
 
-TOP = 16
+TOP = 20
 TOP_RARE = 6
 # Columns of one chunk times the vocabulary, in float32: 128 MiB, of which a handful are alive at once.
 CHUNK_NUMBERS = 32 * 1024 * 1024

@@ -30,7 +30,7 @@ from legible_core.legibility import Moments, row_of
 from legible_core.model.transformer import Transformer
 from legible_core.naming.detect import MIN_COUNT, DetectLists, TokenCounts, agreement, detect
 from legible_core.naming.label import Population, label_lists
-from legible_core.naming.lexicon import membership
+from legible_core.naming.lexicon import BEGINNING, CLASSES, beginnings, membership
 from legible_core.naming.observe import Ints, batches, halves, observe, spread
 from legible_core.tokens import Tokenizer
 
@@ -91,7 +91,7 @@ def measure(
         "layers": [],
     }
     pooled: dict[str, list[dict[str, Any]]] = {"attention": [], "feed_forward": []}
-    labels = _labels(layers, texts)
+    labels = _labels(layers, texts, halves(ids, end_of_document)[0])
     for index, layer in enumerate(layers):
         surfaces = _judge(layer, labels[index] if labels is not None else None)
         result["layers"].append({name: _mean([part]) for name, part in surfaces.items()})
@@ -103,7 +103,7 @@ def measure(
     return result
 
 
-def _labels(layers: list[_Layer], texts: Sequence[str] | None) -> list[NDArray[np.bool_]] | None:
+def _labels(layers: list[_Layer], texts: Sequence[str] | None, naming: Ints) -> list[NDArray[np.bool_]] | None:
     """Per layer, which operands have a class label; makes the layers' lists on the way."""
     for layer in layers:
         layer.lists = detect(layer.counts[0])
@@ -111,8 +111,11 @@ def _labels(layers: list[_Layer], texts: Sequence[str] | None) -> list[NDArray[n
         return None
     seen = layers[0].counts[0].seen[:-1]
     listable = np.flatnonzero(seen >= MIN_COUNT)
-    population = Population(listable, seen[listable], membership(texts)[listable])
-    lists = [part.tokens[part.of(o)] for part in (layer.lists for layer in layers) if part for o in range(part.count)]
+    table = membership(texts)
+    table[:, CLASSES.index(BEGINNING)] |= beginnings(naming, texts)
+    population = Population(listable, seen[listable], table[listable])
+    made = [layer.lists for layer in layers if layer.lists is not None]
+    lists = [(part.tokens[part.of(o)], part.on[part.of(o)]) for part in made for o in range(part.count)]
     found = np.array([label is not None for label in label_lists([(lists, population)])[0]])
     ends = np.cumsum([layer.operands.width for layer in layers])[:-1]
     return list(np.split(found, ends))
