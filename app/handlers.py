@@ -20,11 +20,11 @@ from app import scanning
 from app.catalogue import Catalogue
 from app.settings import Settings
 from app.worker import Context, Handler, Outcome
-from legible_core.errors import Conflict
 from legible_core.reading import ReadingRequest
 
 if TYPE_CHECKING:
     from legible_core.pipeline import Engine
+    from legible_core.registry import Checkpoint
 
 KEPT_ENGINES = 2
 
@@ -40,7 +40,8 @@ class Engines:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._open: OrderedDict[tuple[str, str], Engine] = OrderedDict()
+        self._catalogue: Catalogue | None = None
+        self._open: OrderedDict[tuple[str, str, int], Engine] = OrderedDict()
 
     def read(self, context: Context) -> Outcome:
         """One reading, stored in the transaction that ends the job."""
@@ -79,23 +80,29 @@ class Engines:
         return Outcome(engine.component_detail(request, context.payload["component"]))
 
     def engine(self, context: Context, checkpoint_hash: str, dtype: str) -> Engine:
-        """The engine of a checkpoint, loaded when it is not at hand; Conflict when its folder has changed meanwhile."""
-        key = (checkpoint_hash, dtype)
+        """The engine of a checkpoint, loaded when it is not at hand or when its names were written anew.
+
+        Raises NotFound when no checkpoint with this hash is here any more, or the reason why it is refused.
+        """
+        if self._catalogue is None:
+            self._catalogue = Catalogue(context.store)
+        checkpoint = self._catalogue.get(checkpoint_hash)
+        names = checkpoint.path / "names.json"
+        key = (checkpoint_hash, dtype, names.stat().st_mtime_ns if names.is_file() else 0)
         if key not in self._open:
-            self._open[key] = self._load(context, checkpoint_hash, dtype)
+            context.stage("load")
+            self._open[key] = self._load(checkpoint, dtype)
+            for old in [other for other in self._open if other != key and other[:2] == key[:2]]:
+                del self._open[old]
             while len(self._open) > KEPT_ENGINES:
                 self._open.popitem(last=False)
         self._open.move_to_end(key)
         return self._open[key]
 
-    def _load(self, context: Context, checkpoint_hash: str, dtype: str) -> Engine:
-        context.stage("load")
+    def _load(self, checkpoint: Checkpoint, dtype: str) -> Engine:
         from legible_core.pipeline import Engine
 
         _prepare_torch(self.settings)
-        checkpoint = Catalogue(context.store).get(checkpoint_hash)
-        if checkpoint.hash != checkpoint_hash:
-            raise Conflict(f"The checkpoint {checkpoint.slug} changed since this was asked; ask again.")
         return Engine.open(
             checkpoint,
             dtype="bfloat16" if dtype == "bfloat16" else "float32",

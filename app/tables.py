@@ -136,7 +136,7 @@ class JobRow(Base):
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     kind: Mapped[str] = mapped_column(String(32))
-    key: Mapped[str] = mapped_column(Text)
+    key: Mapped[str] = mapped_column(Text, index=True)
     subject: Mapped[str | None] = mapped_column(String(64), index=True)
     payload: Mapped[dict[str, Any]] = mapped_column(JSON)
     priority: Mapped[int] = mapped_column(Integer)

@@ -47,6 +47,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_jobs"),
         sqlite_autoincrement=True,
     )
+    op.create_index("ix_jobs_key", "jobs", ["key"], unique=False)
     op.create_index("ix_jobs_queue", "jobs", ["state", "priority", "id"], unique=False)
     op.create_index("ix_jobs_subject", "jobs", ["subject"], unique=False)
     op.create_index(
@@ -159,6 +160,7 @@ def downgrade() -> None:
     op.drop_index("uq_jobs_active_key", "jobs")
     op.drop_index("ix_jobs_subject", "jobs")
     op.drop_index("ix_jobs_queue", "jobs")
+    op.drop_index("ix_jobs_key", "jobs")
 
     op.drop_table("jobs")
     op.drop_index("ix_checkpoints_hash", "checkpoints")

@@ -1,4 +1,4 @@
-"""Storage and job tests run on SQLite and on a real Postgres, which starts here, once a session, when it is installed."""
+"""Storage and job tests run on SQLite and on a real Postgres, which starts here where it is installed."""
 
 from __future__ import annotations
 

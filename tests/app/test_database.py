@@ -207,13 +207,11 @@ def test_a_read_only_transaction_says_so_on_both(settings: Settings, database: D
         Queue(database).submit("read", "k", {})
 
 
-@pytest.mark.parametrize(
-    "content", [b"not a database at all, but long enough for a header" * 20, b"SQLite format 3\x00junk"]
-)
+@pytest.mark.parametrize("content", [b"no database, but long enough for a header" * 20, b"SQLite format 3\x00junk"])
 def test_a_file_that_is_no_database_says_so(sqlite_settings: Settings, content: bytes) -> None:
     sqlite_settings.data_dir.mkdir(parents=True)
     (sqlite_settings.data_dir / "legible.sqlite").write_bytes(content)
-    with pytest.raises(Unavailable, match="not a SQLite database|damaged"):
+    with pytest.raises(Unavailable, match=r"not a SQLite database|damaged"):
         Database.open(sqlite_settings, migrate=True)
     assert (sqlite_settings.data_dir / "legible.sqlite").read_bytes() == content
 
@@ -264,7 +262,10 @@ def test_two_servers_on_one_sqlite_file_lose_nothing(sqlite_settings: Settings) 
 
 def test_a_lock_holds_until_it_is_let_go(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
-    program = "import sys; from app.filesystem import FileLock\nwith FileLock(__import__('pathlib').Path(sys.argv[1])): print('in')"
+    program = (
+        "import sys, pathlib; from app.filesystem import FileLock\n"
+        "with FileLock(pathlib.Path(sys.argv[1])): print('in')"
+    )
     with FileLock(lock):
         other = subprocess.Popen([sys.executable, "-c", program, str(lock)], stdout=subprocess.PIPE, text=True)
         with pytest.raises(subprocess.TimeoutExpired):

@@ -236,7 +236,7 @@ def test_old_finished_jobs_are_forgotten_and_active_ones_never(queue: Queue, mon
     left = queue.list()
     assert waiting.id in [job.id for job in left]
     assert len(left) <= 1 + 4
-    assert [job.key for job in left[1:]][0] == "k7"
+    assert left[1].key == "k7"
 
 
 def test_workers_are_listed_while_they_are_alive(queue: Queue) -> None:
