@@ -205,7 +205,12 @@ def _check_replaceable(folder: Path) -> None:
     known = {*files.MANIFEST_FILES, files.CARD, *_NAMES}
     if folder.is_symlink() or not folder.is_dir():
         raise Conflict(f"{folder} is no folder of its own; give a new or an empty one for the checkpoint.")
-    others = sorted(entry.name for entry in folder.iterdir() if entry.name not in known)
+    # A card's draft is what `write_card` leaves when it is killed.
+    others = sorted(
+        entry.name
+        for entry in folder.iterdir()
+        if entry.name not in known and not entry.name.startswith(f".{files.CARD}.saving-")
+    )
     if others:
         raise Conflict(
             f"{folder} holds {others[0]!r}, which is no part of a checkpoint; give a new or an empty folder for it."

@@ -305,7 +305,11 @@ def survey(
     candidates: list[tuple[str, Path, str]] = []
     for root in roots:
         if root.is_dir():
-            for path in sorted(root.iterdir()):
+            try:
+                paths = sorted(root.iterdir())
+            except OSError as error:
+                raise Unavailable(f"The checkpoints in {root} cannot be listed: {error.strerror}.") from None
+            for path in paths:
                 # A folder without either file is something else, such as a README or a draft.
                 looks = any(os.path.lexists(path / name) for name in (files.CONFIG, files.WEIGHTS))
                 if looks and not path.name.startswith("."):

@@ -9,17 +9,20 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from checkpoint_samples import SMALL, edit_header, sign, small_model, tokenizer_spec
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from legible_core.checkpoint import load
 from legible_core.errors import Corrupt, LegibleError, NotFound
-from legible_core.folder import WEIGHTS
-from legible_core.registry import check_weights, open_checkpoint
+from legible_core.folder import WEIGHTS, parse_header
+from legible_core.registry import check_tensors, check_weights, open_checkpoint
 from legible_core.token_service import TokenizerService
 
 IDS = torch.tensor([[3, 1, 4]])
@@ -179,6 +182,25 @@ def test_headers_that_do_not_fit(folder: Path, change: Callable[[Header], Any], 
     edit_header(folder, change)
     sign(folder)
     assert said in refused(folder)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_no_damage_to_a_header_escapes_the_checks(pristine: Path, data: st.DataObject) -> None:
+    """Whatever bytes of the header change: the same tensors as before, or `Corrupt`; never another error."""
+    raw = bytearray((pristine / WEIGHTS).read_bytes())
+    (length,) = struct.unpack("<Q", raw[:8])
+    good = parse_header(bytes(raw), len(raw))
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, 7 + length))] = data.draw(st.integers(0, 255))
+    try:
+        tensors = check_tensors(parse_header(bytes(raw), len(raw)), SMALL)
+    except Corrupt:
+        return
+    assert {name: info.shape for name, info in tensors.items()} == {name: i.shape for name, i in good.items()}
+    spans = sorted((info.start, info.end) for info in tensors.values())
+    assert all(left[1] == right[0] for left, right in pairwise(spans))
+    assert spans[-1][1] == len(raw)
 
 
 def test_overlapping_tensors(folder: Path) -> None:

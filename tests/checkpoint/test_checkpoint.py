@@ -88,6 +88,7 @@ def test_a_card_can_be_rewritten(folder: Path) -> None:
 
 def test_saving_again_replaces_and_drops_names_of_another_hash(folder: Path, tokenizer_path: Path) -> None:
     (folder / "names.json").write_text("{}")
+    (folder / ".README.md.saving-12ab").write_text("of a card that was never finished")
     same = save(folder, small_model(), tokenizer_path, dtype="float32")
     assert same.has_names
     other = save(folder, small_model(seed=1), tokenizer_path, dtype="float32")
