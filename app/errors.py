@@ -21,7 +21,7 @@ log = logging.getLogger("legible")
 
 
 def install(app: FastAPI) -> None:
-    """Answer every failure of `app` with the shared body."""
+    """Answer every foreseen failure of `app` with the shared body; the guard answers the others (`unforeseen`)."""
 
     @app.exception_handler(LegibleError)
     async def legible(request: Request, error: Exception) -> Response:
@@ -40,19 +40,13 @@ def install(app: FastAPI) -> None:
         response.headers.update(error.headers or {})
         return response
 
-    @app.exception_handler(Exception)
-    async def internal(request: Request, error: Exception) -> Response:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return respond(request, internal_error())
 
-
-def internal_error() -> LegibleError:
-    return LegibleError(
-        "Something inside Legible failed, and the reason is in its log.",
-        code="internal",
-        hint="Nothing was stored. If it happens again, report it with the log.",
-        status=500,
-    )
+def unforeseen(request: Request, error: Exception) -> Response:
+    """The answer to a mistake of ours: the log has its trace, the page only says so."""
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    message = "Something inside Legible failed, and the reason is in its log."
+    hint = "If it happens again, report it with the log."
+    return respond(request, LegibleError(message, code="internal", hint=hint, status=500))
 
 
 def respond(request: Request, error: LegibleError) -> Response:
@@ -91,15 +85,13 @@ def _from_http(request: Request, error: HTTPException) -> LegibleError:
 
 
 def _page(request: Request, error: LegibleError) -> str:
-    """`error.html`; where even that fails, a page that needs nothing."""
-    try:
-        from app.pages import view
-        from app.urls import urls_for
-
-        template = view.environment().get_template("error.html")
-        return template.render(urls=urls_for(request), here=view.here(request), error=error)
-    except Exception:
-        log.exception("the error page failed")
+    """The pages' own error page (`app.state.error_page`); where there is none or it fails, one that needs nothing."""
+    made = getattr(request.app.state, "error_page", None)
+    if made is not None:
+        try:
+            return str(made(request, error))
+        except Exception:
+            log.exception("the error page failed")
     hint = f"<p>{html.escape(error.hint)}</p>" if error.hint else ""
     title = html.escape(HTTPStatus(error.status).phrase)
     return (

@@ -8,19 +8,22 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from starlette.middleware import Middleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 import app.pages as pages
 from app import errors
+from app.pages import view
 from app.paths import static_dir
 from app.security import Guard
 from app.services import open_services
 from app.settings import Settings
 from app.supervisor import Supervisor
+from app.urls import urls_for
 from legible_core import __version__
+from legible_core.errors import LegibleError
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -39,13 +42,13 @@ def create_app(settings: Settings) -> FastAPI:
     app = FastAPI(
         title="Legible",
         version=__version__,
-        root_path=settings.root_path,
         lifespan=lifespan,
         docs_url=None,  # both load scripts from elsewhere; /openapi.json remains
         redoc_url=None,
         middleware=[Middleware(Guard, settings=settings)],
     )
     app.state.services = services
+    app.state.error_page = _error_page
     errors.install(app)
     for setup in _page_modules("setup"):
         setup(app)
@@ -53,6 +56,11 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(router)
     app.mount("/static", Static(directory=static_dir()), name="static")
     return app
+
+
+def _error_page(request: Request, error: LegibleError) -> str:
+    template = view.environment().get_template("error.html")
+    return template.render(urls=urls_for(request), here=view.here(request), error=error)
 
 
 def _page_modules(name: str) -> list[Any]:

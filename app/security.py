@@ -19,10 +19,10 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import respond
+from app.errors import respond, unforeseen
 from app.settings import Settings, is_loopback
 from legible_core.errors import LegibleError
 
@@ -58,22 +58,33 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return  # no WebSocket is served, so none is opened
-        send = _with_headers(send)
-        request = Request(scope, receive)
+        sender = Sender(send)
+        request = Request(self._under_root(scope), receive)
         try:
-            redirect = self._check(request)
+            response = self._check(request)
+            if response is None:
+                await self.app(request.scope, _bounded(receive), sender)
+                return
         except LegibleError as error:
             response = respond(request, error)
             if error.status == 401:
                 response.headers["www-authenticate"] = "Bearer"
-            await response(scope, receive, send)
-            return
-        if redirect is not None:
-            await redirect(scope, receive, send)
-            return
-        await self.app(scope, _bounded(receive), send)
+        except Exception as error:
+            if sender.started:
+                raise
+            response = unforeseen(request, error)
+        await response(request.scope, receive, sender)
 
-    def _check(self, request: Request) -> RedirectResponse | None:
+    def _under_root(self, scope: Scope) -> Scope:
+        """The scope with its path below the root path, which some proxies strip and others do not."""
+        root = self.settings.root_path
+        if not root:
+            return scope
+        path = scope["path"]
+        return {**scope, "root_path": root, "path": path if path.startswith(root + "/") else root + path}
+
+    def _check(self, request: Request) -> Response | None:
+        """None to let the request pass, a redirect, or LegibleError."""
         headers = request.headers
         host = headers.get("host", "")
         if not self._serves(host):
@@ -120,13 +131,16 @@ class Guard:
         given = request.query_params.get("token")
         if given is not None and same(given, token):
             rest = urlencode([pair for pair in parse_qsl(request.url.query, True) if pair[0] != "token"])
-            root = str(request.scope.get("root_path", "")).rstrip("/")
-            path = request.scope["path"]
-            path = path if not root or path.startswith(root + "/") else root + path
+            path = str(request.scope["path"])
             # One leading slash: "//elsewhere" would leave this site.
             redirect = RedirectResponse("/" + path.lstrip("/") + (f"?{rest}" if rest else ""), status_code=303)
             redirect.set_cookie(
-                self.cookie, _derived(token), httponly=True, samesite="lax", path=root or "/", max_age=30 * 86400
+                self.cookie,
+                _derived(token),
+                max_age=30 * 86400,
+                path=self.settings.root_path or "/",
+                httponly=True,
+                samesite="lax",
             )
             return redirect
         bearer = request.headers.get("authorization", "").partition(" ")[2]
@@ -173,15 +187,20 @@ def _derived(token: str) -> str:
     return hashlib.sha256(f"legible cookie {token}".encode()).hexdigest()
 
 
-def _with_headers(send: Send) -> Send:
-    async def wrapped(message: Message) -> None:
+class Sender:
+    """Sends an answer with the headers above, and knows whether one has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self.send = send
+        self.started = False
+
+    async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            self.started = True
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)
-        await send(message)
-
-    return wrapped
+        await self.send(message)
 
 
 def _bounded(receive: Receive) -> Receive:
