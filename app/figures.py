@@ -180,9 +180,13 @@ def thumbnail(layers: int, heads: int, href: Href, shade: Mapping[str, float], s
 
 
 def attention_levels(row: Sequence[float]) -> list[int]:
-    """The shade 0-4 of each attended position, relative to the most attended one."""
+    """The shade 0-4 of each attended position: 4 for a quarter of the attention or more, or for the most attended one.
+
+    An even pattern over many tokens stays pale: no single token stands out there.
+    """
     peak = max((float(v) for v in row), default=0.0)
-    return [0 if peak <= 0 else min(4, math.ceil(4 * float(v) / peak - 0.2)) for v in row]
+    scale = max(peak, 0.25)
+    return [min(4, math.ceil(4 * float(v) / scale - 0.2)) if v > 0 else 0 for v in row]
 
 
 # The model page's figures: data only; static/app.js gives them the page's colours.
@@ -210,7 +214,9 @@ def heatmap_figure(values: Sequence[Sequence[float | None]], title: str) -> dict
     return {
         "data": [
             {
-                "type": "heatmap", "z": [list(row) for row in values], "zmin": 0, "zmax": 1, "colorscale": "Greens",
+                "type": "heatmap", "z": [list(row) for row in values], "zmin": 0, "zmax": 1, "showscale": False,
+                "text": [["" if share is None else f"{share:.0%}" for share in row] for row in values],
+                "texttemplate": "%{text}",
                 "x": [f"h{i}" for i in range(len(values[0]) if values else 0)],
                 "y": [f"L{i}" for i in range(len(values))],
                 "hovertemplate": "%{y}.%{x} SELECTIVE %{z:.1%}<extra></extra>", "xgap": 1, "ygap": 1,

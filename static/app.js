@@ -12,8 +12,11 @@
     htmx.ajax("GET", url, {
       source: link, target: "#desk", select: "#desk", swap: "outerMorph", push: url,
     }).then(() => {
-      const chosen = document.querySelector("#panel h2");
+      const panel = document.getElementById("panel");
+      const chosen = panel?.querySelector("h2");
       if (chosen) say(chosen.textContent.trim());
+      // On a narrow screen the panel stands below the figure: bring it into sight.
+      if (panel && panel.getBoundingClientRect().top > innerHeight * 0.7) panel.scrollIntoView({ block: "start" });
     });
   };
 
@@ -90,13 +93,16 @@
     document.querySelectorAll("[data-plotly]").forEach((place) => {
       const figure = JSON.parse(document.getElementById(place.dataset.plotly).textContent);
       const axis = { gridcolor: colour("--line"), zerolinecolor: colour("--line"), linecolor: colour("--line") };
+      figure.data.filter((trace) => trace.type === "heatmap").forEach((trace) => {
+        trace.colorscale = [[0, colour("--raised")], [1, colour("--accent")]];
+      });
       Plotly.react(place, figure.data, {
         ...figure.layout,
-        title: { ...figure.layout.title, font: { size: 14 }, x: 0, xref: "paper" },
+        title: { ...figure.layout.title, font: { size: 14 }, x: 0, xref: "paper", y: 0.98, yanchor: "top" },
         paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
         font: { family: style.getPropertyValue("--sans"), size: 12, color: colour("--ink") },
-        margin: { l: 48, r: 12, t: 40, b: 40 }, height: 320, autosize: true,
-        legend: { orientation: "h", y: -0.15 },
+        margin: { l: 48, r: 12, t: 64, b: 44 }, height: 340, autosize: true,
+        legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal" },
         xaxis: { ...axis, ...figure.layout.xaxis }, yaxis: { ...axis, ...figure.layout.yaxis },
       }, { displayModeBar: false, responsive: true });
     });

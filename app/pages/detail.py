@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from app.figures import attention_levels
 from app.jobs import Job
-from app.pages.formula import Piece, formula, operand_piece
+from app.pages.formula import Piece, formula
+from app.pages.named import channel_piece, names_of
 from app.pages.panel import KIND_NAMES, Look, Panel, PanelOperand, component_panel
 from app.pages.reading_view import Chosen, contributor_formula
 from app.services import Services
 from app.urls import Urls
 from legible_core.errors import LegibleError, NotFound
-from legible_core.reading import Contributor, OperandValue, Promoted, Reading, ReadingRequest, Summary
+from legible_core.naming.names import Names
+from legible_core.reading import Contributor, Promoted, Reading, ReadingRequest, Summary
 from legible_core.registry import Checkpoint
 from legible_core.units import GLYPHS, Head, Unit, parse
 
 LOOKS = 10
 CHANNELS = 6
-GATHERED = 3
+GATHERED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +64,10 @@ def panel_for(
         return PanelChoice(replace(base, message=message))
     job = detail_job(services, summary, str(component), slug=slug, text=text)
     if job.state == "done" and job.result is not None:
-        return _from_result(job.result, href, vocabulary, summary)
+        return _from_result(job.result, href, vocabulary, summary, names_of(checkpoint)[0])
     if job.active or job.state == "done":
         poll = urls.reading(slug, summary.digest, **chosen.query())
-        return PanelChoice(replace(base, message=_state(services, job), poll=poll), final=False)
+        return PanelChoice(replace(base, message=state_of(services, job), poll=poll), final=False)
     reason = str((job.error or {}).get("message", "It was cancelled."))
     return PanelChoice(replace(base, message=reason, fault=True), final=False)
 
@@ -126,30 +129,21 @@ def _base(
     )  # fmt: skip
 
 
-def _from_result(result: dict[str, Any], href: str, vocabulary: int, summary: Summary) -> PanelChoice:
+def _from_result(
+    result: dict[str, Any], href: str, vocabulary: int, summary: Summary, names: Names | None
+) -> PanelChoice:
     if result["kind"] != "head":
         contributor = Contributor.model_validate(result)
         return PanelChoice(component_panel(contributor, href, vocabulary))
     pattern = [float(weight) for weight in result["pattern"]]
     channels = result["channels"]
-    gathering = [c for c in channels if c.get("gathered")][:GATHERED]
-    order = sorted(range(len(pattern)), key=lambda index: -pattern[index])[:LOOKS]
-    looks = tuple(
-        Look(
-            position=index,
-            display=summary.tokens[index].display,
-            weight=pattern[index],
-            term=float(result["terms"][index]),
-            found="; ".join(_found(channel, index) for channel in gathering),
-        )
-        for index in order
-    )
+    looks, _ = findings(result, [token.display for token in summary.tokens], names)
     promotes = tuple(Promoted.model_validate(p) for p in result["promotes"][:10])
     operands = tuple(
-        PanelOperand(c["id"], _channel_piece(c), float(c["activation"]), float(c["value"]), ())
+        PanelOperand(c["id"], channel_piece(names, c["id"]), float(c["activation"]), float(c["value"]), ())
         for c in channels[:CHANNELS]
     )
-    lead = operands[0].name if operands else Piece("attention head")
+    lead = Piece(operands[0].id.rpartition(".")[2], token=True) if operands else Piece("attention head")
     panel = Panel(
         id=result["id"],
         kind="head",
@@ -165,17 +159,50 @@ def _from_result(result: dict[str, Any], href: str, vocabulary: int, summary: Su
         with_terms=True,
         promotes=promotes,
         looks=looks,
-        gathers=bool(gathering),
+        gathers=any(look.found for look in looks),
     )
     return PanelChoice(panel, tuple(attention_levels(pattern)))
 
 
-def _channel_piece(channel: dict[str, Any]) -> Piece:
-    """A channel's own formula where a scan named it, else its operation."""
-    said = channel.get("formula")
-    if said:
-        return Piece(str(said), measured=True, evidence=f"measured on data; {channel['id']}, {channel['operation']}")
-    return operand_piece(OperandValue(id=str(channel["operation"]), value=0.0))
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A channel of a head in one reading: its part of the head's term, and what it gathers from the attended tokens."""
+
+    id: str
+    name: Piece
+    gathered: float
+    term: float
+    tokens: tuple[str, ...]
+
+
+def findings(
+    result: dict[str, Any], displays: Sequence[str], names: Names | None
+) -> tuple[tuple[Look, ...], tuple[Finding, ...]]:
+    """Where a head looks (the most attended tokens), and what its strongest channels find there."""
+    pattern, terms = result["pattern"], result["terms"]
+    order = sorted(range(len(pattern)), key=lambda index: -pattern[index])[:LOOKS]
+    gathering = [channel for channel in result["channels"] if channel.get("gathered")]
+    looks = tuple(
+        Look(
+            position=index,
+            display=displays[index],
+            weight=float(pattern[index]),
+            term=float(terms[index]),
+            found="; ".join(_found(channel, index) for channel in gathering[:GATHERED]),
+        )
+        for index in order
+    )
+    finds = tuple(
+        Finding(
+            id=channel["id"],
+            name=channel_piece(names, channel["id"]),
+            gathered=float(channel["activation"]),
+            term=float(channel["value"]),
+            tokens=tuple(f"{displays[index]} {_found(channel, index).partition(' ')[2]}" for index in order[:4]),
+        )
+        for channel in gathering[:CHANNELS]
+    )
+    return looks, finds
 
 
 def _found(channel: dict[str, Any], index: int) -> str:
@@ -187,7 +214,7 @@ def _found(channel: dict[str, Any], index: int) -> str:
     return f"{name} " + " ".join(f"{v['id'].rpartition('.')[2]} {v['values'][index]:.2f}" for v in values)
 
 
-def _state(services: Services, job: Job) -> str:
+def state_of(services: Services, job: Job) -> str:
     if job.state == "waiting" and not any(worker.alive for worker in services.queue.workers()):
         return "No worker is alive; the rest appears as soon as one is."
     return "Looking closer…"

@@ -17,10 +17,12 @@ from markupsafe import Markup
 
 from app.figures import heads_grid, signed, unit_strips
 from app.pages.formula import Piece, formula, operand_piece
+from app.pages.named import channel_piece
 from app.pages.panel import Panel
 from app.pages.view import percent
 from app.urls import Urls
 from legible_core.config import ModelConfig
+from legible_core.naming.names import Names
 from legible_core.reading import Contributor, Reading, Summary, Token
 from legible_core.units import GLYPHS
 
@@ -163,8 +165,12 @@ def reading_page(
     origin: str,
     panel: Panel | None,
     shades: Sequence[int] = (),
+    names: Names | None = None,
 ) -> ReadingPage:
-    """The context of reading.html. `shades` (0-4) colours the token strip by a head's attention pattern."""
+    """The context of reading.html.
+
+    `shades` (0-4) colours the token strip by a head's attention pattern; `names` name the leading channel of a head.
+    """
     summary = reading.summary
     kinds = _glyphs(config, summary.units_shape[1])
     shown = chosen.component or (panel.id if panel is not None else None)
@@ -198,7 +204,7 @@ def reading_page(
         ),
         panel=panel,
         panel_fields=tuple((name, str(value)) for name, value in base.items() if value is not None),
-        rows=tuple(_row(c, component, shown) for c in summary.top),
+        rows=tuple(_row(c, component, shown, names) for c in summary.top),
         sum=_sum_line(summary),
         python=python_snippet(origin, links.json),
         command=command_line(slug, text, summary),
@@ -271,19 +277,21 @@ def _relatives(summary: Summary, chosen: Chosen) -> tuple[Link, ...]:
     return tuple(links)
 
 
-def _row(c: Contributor, component: Any, shown: str | None) -> Row:
-    pieces = contributor_formula(c)
+def _row(c: Contributor, component: Any, shown: str | None, names: Names | None) -> Row:
+    pieces = contributor_formula(c, names)
     here = "  ".join(f"{o.value:.2f}".replace("-", "−") for o in c.operands[:2])
     return Row(c.id, c.glyph, c.value, pieces, here, c.target_rank, component(c.id), c.id == shown)
 
 
-def contributor_formula(c: Contributor) -> tuple[Piece, ...]:
+def contributor_formula(c: Contributor, names: Names | None = None) -> tuple[Piece, ...]:
     """A contributor in a table; a head's leading channel stands for it, its own page has the rest."""
     if c.kind != "head":
         return formula(c.kind, c.operands, c.promotes, c.label, c.half_life)
     pieces: list[Piece] = []
     if c.operands:
-        pieces += [operand_piece(c.operands[0]), *([Piece("…")] if len(c.operands) > 1 else [])]
+        leading = c.operands[0]
+        named = operand_piece(leading) if leading.label is not None else channel_piece(names, leading.id)
+        pieces += [named, *([Piece("…")] if len(c.operands) > 1 else [])]
     else:
         pieces.append(Piece("attention head"))
     return (*pieces, *formula("", (), c.promotes, c.label)[1:])

@@ -24,6 +24,7 @@ from app.jobs import Job
 from app.pages.asking import Prompt, find_prompt, one_token, read_key, start_reading, submit_reading
 from app.pages.detail import panel_for
 from app.pages.formula import plain
+from app.pages.named import names_of
 from app.pages.reading_view import Chosen, contributor_formula, reading_page
 from app.pages.view import html, twin
 from app.pages.waiting import waiting_json, waiting_page
@@ -219,6 +220,7 @@ def _render(
         origin=f"{request.url.scheme}://{request.url.netloc}",
         panel=panel.panel,
         shades=panel.shades,
+        names=None if checkpoint is None else names_of(checkpoint)[0],
     )
     return html(request, "reading.html", context).encode(), panel.final
 

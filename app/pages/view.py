@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from pydantic import BaseModel
 
 from app.figures import signed
@@ -50,6 +51,7 @@ def environment() -> Environment:
     made.filters.update(
         signed=signed, percent=percent, short=short, exponent=exponent, seconds=seconds, bytes=size, count=count,
         half_life=tokens, attribute=attribute,
+        json_block=json_block, pretty=pretty,
     )  # fmt: skip
     made.globals.update(GLYPHS=GLYPHS)
     return made
@@ -147,6 +149,16 @@ def size(value: int | None) -> str:
 def attribute(text: str) -> str:
     """Text for a data attribute that a copy button reads: HTML cannot hold NUL, and would turn CR into LF."""
     return text.replace("\x00", "�")
+
+
+def json_block(text: str) -> Markup:
+    """JSON text inside a script element of type application/json: nothing in it can end the element."""
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def pretty(data: Any) -> str:
+    """JSON for people."""
+    return json.dumps(data, indent=2, ensure_ascii=False)
 
 
 def _inner_path(request: Request) -> str:

@@ -1,0 +1,147 @@
+"""A head: its place among all, its channels, and over a text where it looks and what it finds there, kept apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import HTMLResponse
+from markupsafe import Markup
+
+from app.figures import thumbnail
+from app.pages.contexts import AskedContext, Context, asked_context, context_of
+from app.pages.detail import Finding, findings
+from app.pages.layers import check_layer
+from app.pages.named import Row, channel_rows, names_of
+from app.pages.panel import Look
+from app.pages.view import page, twin
+from app.services import Services, services
+from app.urls import Urls, urls_for
+from legible_core.errors import LegibleError, NotFound
+from legible_core.naming.names import Names
+from legible_core.registry import Checkpoint
+from legible_core.units import Head, parse
+
+router = APIRouter(prefix="/models/{slug}/heads", default_response_class=HTMLResponse)
+
+VALUES = {
+    "linear": "linear value: no operands to name, its legibility is undefined",
+    "membership": "membership value, each channel is its own operand",
+    "boolean": "Boolean value, each pair of operands gives A ∩ B and A ∖ B",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPage:
+    title: str
+    slug: str
+    id: str
+    layer: int
+    bounded: bool
+    value_name: str
+    thumbnail: Markup
+    selective: float | None
+    counts: tuple[tuple[str, int], ...]
+    channels: tuple[Row, ...]
+    d_head: int
+    missing: str | None
+    context: Context
+    looks: tuple[Look, ...]
+    finds: tuple[Finding, ...]
+
+
+@router.get("/{head}.json")
+def head_json(slug: str, head: str, services: Annotated[Services, Depends(services)]) -> Response:
+    """The JSON twin: every channel's name."""
+    checkpoint, component = _find(services, slug, head)
+    names, missing = names_of(checkpoint)
+    channels = [] if names is None else [c.to_json() for c in names.channels(component.layer, component.head)]
+    return twin(
+        {
+            "id": str(component),
+            "slug": slug,
+            "checkpoint": checkpoint.hash,
+            "bounded": checkpoint.config.is_bounded(component.layer, component.head),
+            "value": checkpoint.config.attention.value,
+            "selective": _share(names, component),
+            "channels": channels,
+            "missing": missing,
+        }
+    )
+
+
+@router.get("/{head}")
+def head(
+    slug: str,
+    head: str,
+    request: Request,
+    services: Annotated[Services, Depends(services)],
+    asked: Annotated[AskedContext, Depends(asked_context)],
+) -> Response:
+    """One head."""
+    checkpoint, component = _find(services, slug, head)
+    return page(request, "head.html", _head(services, checkpoint, component, asked, urls_for(request)))
+
+
+def _find(services: Services, slug: str, text: str) -> tuple[Checkpoint, Head]:
+    checkpoint = services.catalogue.get(slug)
+    component = parse(text)
+    if not isinstance(component, Head):
+        raise LegibleError(f"{text[:40]} is no head; a head is written like L0.h0.", code="bad_component", status=404)
+    check_layer(checkpoint, component.layer)
+    count = checkpoint.config.n_heads
+    if component.head >= count:
+        raise NotFound(f"There is no head {component.head}; a layer of {slug} has heads 0 to {count - 1}.")
+    return checkpoint, component
+
+
+def _head(services: Services, checkpoint: Checkpoint, head: Head, asked: AskedContext, urls: Urls) -> HeadPage:
+    config = checkpoint.config
+    names, missing = names_of(checkpoint)
+    bounded = config.is_bounded(head.layer, head.head)
+    channels = channel_rows(names, head.layer, head.head) if names is not None else ()
+
+    def address(**query: Any) -> str:
+        return urls.head(checkpoint.slug, head, **query)
+
+    context = context_of(services, urls, checkpoint, head, asked, address)
+    displays = [token.display for token in context.strip]
+    looks, finds = findings(context.result, displays, names) if context.result is not None else ((), ())
+    counts = Counter(row.cls for row in channels)
+    return HeadPage(
+        title=f"Head {head} · {checkpoint.slug}",
+        slug=checkpoint.slug,
+        id=str(head),
+        layer=head.layer,
+        bounded=bounded,
+        value_name=VALUES[config.attention.value if bounded else "linear"],
+        thumbnail=thumbnail(
+            config.n_layers, config.n_heads, lambda name: urls.head(checkpoint.slug, name), _shares(names), str(head)
+        ),
+        selective=_share(names, head),
+        counts=tuple((name, counts[name]) for name in ("SELECTIVE", "FUZZY", "CONSTANT")),
+        channels=channels,
+        d_head=config.d_head,
+        missing=missing if bounded else None,
+        context=context,
+        looks=looks,
+        finds=finds,
+    )
+
+
+def _shares(names: Names | None) -> dict[str, float]:
+    """The SELECTIVE share of every bounded head, by id."""
+    if names is None:
+        return {}
+    return {
+        f"L{layer}.h{index}": float(share)
+        for layer, row in enumerate(names.legibility["layers"])
+        for index, share in enumerate(row.get("heads") or ())
+        if share is not None
+    }
+
+
+def _share(names: Names | None, head: Head) -> float | None:
+    return _shares(names).get(str(head))

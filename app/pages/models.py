@@ -1,0 +1,260 @@
+"""Checkpoints: the list, and one checkpoint's page: provenance, quality, legibility per layer and head, half-lives."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import HTMLResponse
+
+from app.figures import half_life_figure, heatmap_figure, per_layer_figure
+from app.pages.home import describe
+from app.pages.named import names_of
+from app.pages.view import page, percent, plain, short, twin
+from app.services import Services, services
+from app.urls import Urls, urls_for
+from legible_core.naming.names import Names
+from legible_core.registry import Checkpoint
+from legible_core.units import Unit
+
+router = APIRouter(prefix="/models", default_response_class=HTMLResponse)
+
+CLASSES = (("SELECTIVE", "selective"), ("FUZZY", "fuzzy"), ("CONSTANT", "constant"))
+# What a card says, in words; anything else on it is shown as written.
+CARD_WORDS = {
+    "hash": "weights hash", "data": "data", "tokens": "tokens trained", "recipe": "recipe", "licence": "licence",
+    "loss": "loss (nats a token)", "perplexity": "perplexity",
+}  # fmt: skip
+QUALITY_WORDS = {"loss": "loss (nats a token)", "loss_se": "its standard error", "tokens": "predicted tokens"}
+CORPUS_WORDS = {"name": "text", "naming": "tokens for names", "held_out": "tokens held out for agreement"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLine:
+    slug: str
+    href: str
+    said: str
+    origin: str
+    hash: str
+    named: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsPage:
+    title: str
+    models: tuple[ModelLine, ...]
+    refused: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A figure's numbers: what a screen reader, a narrow screen and a page without scripts get."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    id: str
+    caption: str
+    data: str
+    table: Table
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLink:
+    layer: int
+    href: str
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPage:
+    title: str
+    slug: str
+    name: str
+    said: str
+    card: tuple[Fact, ...]
+    body: str
+    quality: tuple[Fact, ...]
+    scanned: tuple[Fact, ...]
+    missing: str | None
+    figures: tuple[Figure, ...]
+    layers: tuple[LayerLink, ...]
+    config: dict[str, Any]
+    hash: str
+
+
+@router.get("")
+def models(request: Request, services: Annotated[Services, Depends(services)]) -> Response:
+    """Every checkpoint here, and those that were refused with the reason."""
+    return page(request, "models.html", _models(services, urls_for(request)))
+
+
+@router.get(".json")
+def models_json(request: Request, services: Annotated[Services, Depends(services)]) -> Response:
+    """Its JSON twin."""
+    return twin(_models(services, urls_for(request)))
+
+
+@router.get("/{slug}.json")
+def model_json(slug: str, request: Request, services: Annotated[Services, Depends(services)]) -> Response:
+    """The JSON twin of a checkpoint's page, with the card and the scan's figures in full."""
+    checkpoint = services.catalogue.get(slug)
+    names, missing = names_of(checkpoint)
+    return twin(
+        {
+            **{key: value for key, value in checkpoint.to_json().items() if key != "path"},
+            "body": checkpoint.card.body,
+            "scan": None
+            if names is None
+            else {key: names.meta.get(key) for key in ("corpus", "quality", "legibility", "thresholds")},
+            "missing": missing,
+        }
+    )
+
+
+@router.get("/{slug}")
+def model(slug: str, request: Request, services: Annotated[Services, Depends(services)]) -> Response:
+    """One checkpoint."""
+    return page(request, "model.html", _model(services.catalogue.get(slug), urls_for(request)))
+
+
+def _models(services: Services, urls: Urls) -> ModelsPage:
+    entries = services.catalogue.entries()
+    lines = tuple(
+        ModelLine(c.slug, urls.model(c.slug), describe(c), c.origin, c.hash, c.has_names)
+        for c in (entry.checkpoint for entry in entries)
+        if c is not None
+    )
+    return ModelsPage("Checkpoints", lines, tuple(e.error.message for e in entries if e.error is not None))
+
+
+def _model(checkpoint: Checkpoint, urls: Urls) -> ModelPage:
+    names, missing = names_of(checkpoint)
+    card = tuple(
+        Fact(CARD_WORDS.get(key, key.replace("_", " ")), value) for key, value in checkpoint.card.fields.items()
+    )
+    return ModelPage(
+        title=f"{checkpoint.slug}: checkpoint",
+        slug=checkpoint.slug,
+        name=checkpoint.title,
+        said=describe(checkpoint),
+        card=card,
+        body=checkpoint.card.body,
+        quality=_quality(checkpoint, names),
+        scanned=_scanned(names),
+        missing=missing,
+        figures=() if names is None else tuple(_figures(names)),
+        layers=tuple(
+            LayerLink(layer, urls.layer(checkpoint.slug, layer), checkpoint.config.feed_forward.d_ff)
+            for layer in range(checkpoint.config.n_layers)
+        ),
+        config=checkpoint.config.to_json(),
+        hash=checkpoint.hash,
+    )
+
+
+def _quality(checkpoint: Checkpoint, names: Names | None) -> tuple[Fact, ...]:
+    """Loss and perplexity where the scan measured them, else from the card."""
+    if names is not None:
+        return tuple(
+            Fact(QUALITY_WORDS.get(key, key.replace("_", " ")), _number(value))
+            for key, value in names.quality.items()
+            if isinstance(value, str | int | float)
+        )
+    return () if checkpoint.perplexity is None else (Fact("perplexity", short(checkpoint.perplexity, 1)),)
+
+
+def _scanned(names: Names | None) -> tuple[Fact, ...]:
+    """What the figures were measured on."""
+    if names is None:
+        return ()
+    corpus = names.meta.get("corpus")
+    if not isinstance(corpus, dict):
+        return ()
+    return tuple(
+        Fact(CORPUS_WORDS.get(key, key.replace("_", " ")), _number(value))
+        for key, value in corpus.items()
+        if isinstance(value, str | int | float)
+    )
+
+
+def _number(value: str | int | float) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3f}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _figures(names: Names) -> list[Figure]:
+    layers = names.legibility.get("layers") or []
+    figures = []
+    for key, title in (
+        ("operands", "Feed-forward operands by layer"),
+        ("value", "Attention value channels by layer"),
+        ("head_operands", "Attention operands by layer"),
+    ):
+        rows = [layer.get(key) or {} for layer in layers]
+        if any(rows):
+            figures.append(_per_layer(key, title, rows))
+    heads = [list(layer.get("heads") or []) for layer in layers]
+    if any(share is not None for row in heads for share in row):
+        figures.append(_heatmap(heads))
+    half_lives = _half_lives(names)
+    if any(half_lives):
+        figures.append(_memory(*half_lives))
+    return figures
+
+
+def _per_layer(key: str, title: str, rows: list[dict[str, Any]]) -> Figure:
+    data = per_layer_figure([{name: row.get(field) for name, field in CLASSES} for row in rows], title)
+    head = ("layer", "channels", "crisp", "ON", *(name for name, _ in CLASSES))
+    table = tuple(
+        (
+            f"L{layer}", str(row.get("channels", "–")), percent(row.get("crisp"), 1), percent(row.get("on"), 1),
+            *(percent(row.get(field), 1) for _, field in CLASSES),
+        )
+        for layer, row in enumerate(rows)
+    )  # fmt: skip
+    return Figure(f"layers-{key}", title, json.dumps(plain(data)), Table(head, table))
+
+
+def _heatmap(heads: list[list[float | None]]) -> Figure:
+    title = "SELECTIVE share of each head's value channels"
+    head = ("layer", *(f"h{i}" for i in range(len(heads[0]) if heads else 0)))
+    table = tuple((f"L{layer}", *(percent(share) for share in row)) for layer, row in enumerate(heads))
+    return Figure("heads", title, json.dumps(plain(heatmap_figure(heads, title))), Table(head, table))
+
+
+def _half_lives(names: Names) -> tuple[list[float], list[float]]:
+    layout = names.config.feed_forward
+    found: tuple[list[float], list[float]] = ([], [])
+    for layer in range(names.config.n_layers):
+        for part, units in zip(found, (layout.existentials, layout.proportions), strict=True):
+            part.extend(names.component(Unit(layer, u)).half_life or 0.0 for u in range(units.start, units.stop))
+    return found
+
+
+def _memory(existential: list[float], proportion: list[float]) -> Figure:
+    title = "Half-lives of the quantifiers, in tokens"
+    edges = (0.0, 1.0, 4.0, 16.0, 32.0, 128.0, 1024.0, float("inf"))
+    rows = tuple(
+        (
+            f"{low:g} to {high:g}" if high != float("inf") else f"{low:g} or more",
+            str(sum(low <= x < high for x in existential)),
+            str(sum(low <= x < high for x in proportion)),
+        )
+        for low, high in pairwise(edges)
+    )
+    table = Table(("half-life", "∃ existential", "% proportion"), rows)
+    return Figure("half-lives", title, json.dumps(plain(half_life_figure(existential, proportion, title))), table)
