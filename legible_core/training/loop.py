@@ -188,7 +188,7 @@ class Run:
         return True
 
     def _step(self, optimiser: Optimiser, step: int, factor: float) -> tuple[float, float, float]:
-        """Accumulate over micro-batches, clip, update; gives the mean loss, the penalty, and the norm before the clip."""
+        """Accumulate over micro-batches, clip, update; gives the loss, the penalty and the norm before the clip."""
         recipe, model = self.recipe, self.model
         context, schedule = recipe.model.context, recipe.schedule
         rows = schedule.batch_tokens // context

@@ -1,0 +1,251 @@
+"""A run on a small text: exact resume, accumulation, decay, divergence, and what a killed run leaves."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from legible_core.errors import Conflict, Corrupt, LegibleError
+from legible_core.training import loop
+from legible_core.training.loop import Diverged, Run, Step
+from legible_core.training.pressures import Pressure
+from legible_core.training.recipe import (
+    DataRecipe,
+    ModelRecipe,
+    OptimiserRecipe,
+    Recipe,
+    ScheduleRecipe,
+    load_recipe,
+)
+
+RECIPE = Recipe(
+    name="tiny",
+    model=ModelRecipe(2, 16, 2, 16, "boolean", 1.0, None, 0.5, 0.25),
+    data=DataRecipe("unused", vocab_size=300, held_out_tokens=200),
+    schedule=ScheduleRecipe(tokens=640, warmup_tokens=128, decay_tokens=192, batch_tokens=64),
+    attention_pressure=Pressure("both", 0.01, 0.1),
+    feed_forward_pressure=Pressure("crispness", crispness=0.1),
+)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = ["the ", "cat ", "dog ", "sees ", "a ", "not ", "bird. ", "runs ", "and ", "or "]
+    rng = random.Random(0)
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(rng.choice(words) for _ in range(4000)))
+    return path
+
+
+def start(recipe: Recipe, folder: Path, text: Path) -> Run:
+    return Run(recipe, folder, text, cache=text.parent / "cache", tokenizer=_tokenizer(text))
+
+
+def _tokenizer(text: Path) -> Path:
+    path = text.parent / "tokenizer.json"
+    if not path.exists():
+        from legible_core.training.data import train_tokenizer
+
+        tokenizer = train_tokenizer(text, 300)
+        # The tiny text supports fewer merges than 300 entries; the rest are filled so that sizes agree.
+        tokenizer.add_tokens([f"<fill{i}>" for i in range(300 - tokenizer.get_vocab_size())])
+        tokenizer.save(str(path))
+    return path
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("kind", ["muon", "adamw"])
+def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, text: Path, kind: str) -> None:
+    recipe = replace(RECIPE, optimiser=OptimiserRecipe(kind=kind))  # type: ignore[arg-type]
+    whole = start(recipe, tmp_path / "whole", text)
+    assert whole.train(lambda step: True)
+    parts = tmp_path / "parts"
+    for stop in (3, 4, 99):
+        start(recipe, parts, text).train(lambda step, stop=stop: step.number < stop)
+    assert losses(parts) == losses(tmp_path / "whole")
+    again = start(recipe, parts, text)
+    assert again.load(parts)["step"] == 10
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, again.model.state_dict()[name]), name
+    assert losses(parts)[-1] < losses(parts)[0]
+
+
+def test_a_killed_run_repeats_the_steps_after_its_state(tmp_path: Path, text: Path) -> None:
+    """A kill between two states: the log's later lines are dropped and the same losses come again."""
+    start(RECIPE, tmp_path / "a", text).train(lambda step: True)
+
+    def die(step: Step) -> bool:
+        if step.number == 7:
+            raise SystemExit
+        return True
+
+    with pytest.raises(SystemExit):
+        start(RECIPE, tmp_path / "b", text).train(die, save_seconds=1e9)
+    start(RECIPE, tmp_path / "b", text).train(lambda step: True)
+    assert losses(tmp_path / "b") == losses(tmp_path / "a")
+
+
+def test_accumulation_is_the_whole_batch(tmp_path: Path, text: Path) -> None:
+    start(RECIPE, tmp_path / "a", text).train(lambda step: True)
+    split = replace(RECIPE, schedule=replace(RECIPE.schedule, micro_batch_tokens=16))
+    start(split, tmp_path / "b", text).train(lambda step: True)
+    for one, other in zip(losses(tmp_path / "a"), losses(tmp_path / "b"), strict=True):
+        assert one == pytest.approx(other, abs=2e-4)
+
+
+def test_runs_that_share_a_seed_share_the_data(tmp_path: Path, text: Path) -> None:
+    other = replace(
+        RECIPE,
+        model=replace(RECIPE.model, value="linear", gelu_fraction=1.0),
+        attention_pressure=Pressure(),
+        feed_forward_pressure=Pressure(),
+        seed=7,
+    )
+    one, two = start(RECIPE, tmp_path / "a", text), start(other, tmp_path / "b", text)
+    for first in (0, 4, 400):
+        assert torch.equal(one.order.batch(first, 4), two.order.batch(first, 4))
+
+
+def test_decay_branches_and_leaves_the_run_as_it_was(tmp_path: Path, text: Path) -> None:
+    run = start(RECIPE, tmp_path / "a", text)
+    run.train(lambda step: step.number < 6)
+    before = (tmp_path / "a" / "state" / "model.safetensors").read_bytes()
+    factors: list[float] = []
+
+    def record(step: Step) -> bool:
+        factors.append(step.factor)
+        return True
+
+    branch = run.decay(record)
+    assert factors == pytest.approx([1.0, 2 / 3, 1 / 3])
+    assert branch.name == "decay-384"
+    assert run.load(branch)["step"] == 9
+    assert (tmp_path / "a" / "state" / "model.safetensors").read_bytes() == before
+    assert run.held_out_loss().mean() < math.log(300)
+    # The run itself goes on as if nothing had happened.
+    start(RECIPE, tmp_path / "a", text).train(lambda step: True)
+    start(RECIPE, tmp_path / "b", text).train(lambda step: True)
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+
+
+def test_an_interrupted_decay_goes_on_bit_for_bit(tmp_path: Path, text: Path) -> None:
+    for name, stops in (("a", (99,)), ("b", (7, 8, 99))):
+        run = start(RECIPE, tmp_path / name, text)
+        run.train(lambda step: step.number < 6)
+        for stop in stops:
+            try:
+                branch = start(RECIPE, tmp_path / name, text).decay(lambda step, stop=stop: step.number < stop)
+            except KeyboardInterrupt:
+                continue
+        assert losses(branch) == losses(tmp_path / "a" / "decay-384")
+
+
+def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_state(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start(RECIPE, tmp_path / "a", text)
+    run.train(lambda step: step.number < 4)
+    good = (tmp_path / "a" / "state" / "model.safetensors").read_bytes()
+    plain = loop.next_token_loss
+    monkeypatch.setattr(loop, "next_token_loss", lambda *arguments: plain(*arguments) * math.nan)
+    with pytest.raises(Diverged, match=r"not a finite number.*last good state is kept"):
+        start(RECIPE, tmp_path / "a", text).train(lambda step: True)
+    assert (tmp_path / "a" / "state" / "model.safetensors").read_bytes() == good
+    monkeypatch.undo()
+    start(RECIPE, tmp_path / "a", text).train(lambda step: True)
+    start(RECIPE, tmp_path / "b", text).train(lambda step: True)
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+
+
+def test_no_pickle_and_no_half_state(tmp_path: Path, text: Path) -> None:
+    run = start(RECIPE, tmp_path / "a", text)
+    run.train(lambda step: step.number < 3)
+    names = {path.name for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    assert names == {
+        *("recipe.json", "tokenizer.json", "log.jsonl", "model.safetensors", "optimiser.safetensors", "state.json")
+    }
+    # A crash between the two renames leaves the old state, which is found.
+    state = tmp_path / "a" / "state"
+    state.rename(tmp_path / "a" / "state.old")
+    assert start(RECIPE, tmp_path / "a", text).train(lambda step: True)
+    (state / "optimiser.safetensors").write_bytes(b"spoilt")
+    with pytest.raises(Corrupt, match="cannot be read"):
+        start(RECIPE, tmp_path / "a", text).train(lambda step: True)
+
+
+def test_a_folder_belongs_to_one_recipe(tmp_path: Path, text: Path) -> None:
+    start(RECIPE, tmp_path / "a", text)
+    with pytest.raises(Conflict, match="another recipe"):
+        start(replace(RECIPE, seed=1), tmp_path / "a", text)
+    longer = replace(RECIPE, schedule=replace(RECIPE.schedule, tokens=6400))
+    start(longer, tmp_path / "a", text)
+    with pytest.raises(Conflict, match="make them equal"):
+        start(replace(RECIPE, data=replace(RECIPE.data, vocab_size=301)), tmp_path / "b", text)
+
+
+TOML = """
+name = "x"
+[model]
+n_layers = 2
+d_model = 16
+n_heads = 2
+context = 16
+value = "boolean"
+gelu_fraction = 0.5
+[data]
+train = "text.txt"
+vocab_size = 300
+[schedule]
+tokens = 640
+batch_tokens = 64
+[attention_pressure]
+regime = "both"
+sparsity = 0.01
+crispness = [0.1, 0.2]
+"""
+
+
+def test_a_recipe_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(TOML)
+    recipe = load_recipe(path)
+    assert recipe.attention_pressure.crispness == (0.1, 0.2)
+    assert recipe.steps == 10
+    assert recipe.model.config(300).attention.n_special == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("n_layers = 2", 'n_layers = "2"', "model.n_layers is '2'"),
+        ("n_layers = 2", "", "model.n_layers is missing"),
+        ("n_heads = 2", "n_heads = 3", "no multiple of n_heads 3"),
+        ("n_heads = 2", "n_heads = 2\nn_legs = 2", "model.n_legs is unknown"),
+        ("batch_tokens = 64", "batch_tokens = 60", "no multiple of the context"),
+        ("batch_tokens = 64", "batch_tokens = 64\nmicro_batch_tokens = 48", "divide batch_tokens"),
+        ("tokens = 640", "tokens = 10", "at least one batch"),
+        ('value = "boolean"', 'value = "linear"', "attention_pressure needs a bounded value"),
+        ('value = "boolean"', 'value = "fuzzy"', "must be one of linear, membership, boolean"),
+        ("crispness = [0.1, 0.2]", "crispness = [0.1]", "one for each layer"),
+        ("[schedule]", "[schedule", "not valid TOML"),
+    ],
+)
+def test_a_bad_recipe_names_its_fault(tmp_path: Path, old: str, new: str, reason: str) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(TOML.replace(old, new, 1))
+    with pytest.raises(LegibleError, match=reason):
+        load_recipe(path)
+
+
+def test_a_missing_recipe(tmp_path: Path) -> None:
+    with pytest.raises(LegibleError, match="There is no recipe"):
+        load_recipe(tmp_path / "none.toml")
