@@ -146,6 +146,10 @@ class Attributor:
         """The projections of a question, kept for the next position or prompt."""
         return self._projections.get_or_make(question, lambda: self._project(question), lambda made: made.n_bytes)
 
+    def forget(self) -> None:
+        """Drop the projections that are kept."""
+        self._projections.clear()
+
     @torch.no_grad()
     def rows(self, question: Question) -> tuple[Float[Tensor, " d"], float]:
         """(w, b) in float64: the unembedding row and bias of the question."""

@@ -194,6 +194,13 @@ class Engine:
         terms.check()
         return Solved(trace, position, logits, question, terms)
 
+    def forget(self, *, traces: bool = True) -> None:
+        """Empty the caches: logits and projections, and with `traces` the traces as well."""
+        self._logits.clear()
+        self.attributor.forget()
+        if traces:
+            self.traces.clear()
+
     def head_detail(self, request: ReadingRequest, layer: int, head: int) -> dict[str, Any]:
         """One head close up, see `legible_core.details.head_detail`."""
         return details.head_detail(self, request, layer, head)
