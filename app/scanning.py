@@ -40,12 +40,12 @@ def handle(context: Context) -> Outcome:
         between=lambda done: context.between_batches(),
     )
     context.stage("run")
-    try:
-        for progress in scan.run():
+    for progress in scan.run():
+        try:
             context.between_batches(progress.done, progress.total)
-    except BaseException:
-        scan.save()
-        raise
+        except BaseException:  # cancelled, or the worker ends: between batches the state is whole
+            scan.save()
+            raise
     context.stage("store")
     out = Path(payload["out"]) if payload.get("out") else None
     names = finish(scan, checkpoint, out, between=context.between_batches)
@@ -81,12 +81,11 @@ def prepare(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         loaded = load(checkpoint, device=torch.device(device))
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
         if device == "cpu":
             raise
-        raise LegibleError(
-            f"The device {device!r} cannot be used: {str(error).splitlines()[0]}", code="bad_device"
-        ) from None
+        reason = str(error).splitlines()[0]
+        raise LegibleError(f"The device {device!r} cannot be used: {reason}", code="bad_device") from None
     key = json.dumps([checkpoint.hash, hashlib.sha256(ids.tobytes()).hexdigest(), batch])
     folder = state / hashlib.sha256(key.encode()).hexdigest()[:24]
     if restart and folder.is_dir():

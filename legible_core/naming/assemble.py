@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from legible_core import __version__, legibility
@@ -56,11 +58,13 @@ def write_names(
         os.replace(drafts[0], folder / store.ARRAYS)
         os.replace(drafts[1], folder / store.JSON)
         sync(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         for draft in drafts:
-            draft.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+        reason = getattr(error, "strerror", None) or str(error)
         raise Unavailable(
-            f"The names cannot be written to {folder}: {error.strerror or error}; name another folder with --out."
+            f"The names cannot be written to {folder}: {reason}; name another folder with --out."
         ) from None
     return names
 

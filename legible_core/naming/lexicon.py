@@ -227,7 +227,7 @@ def _surface(text: str, stripped: str) -> set[str]:
     """Classes by the look of a token."""
     if "\n" in text and not stripped.strip():
         return {"line break", "clause boundary"}
-    if not stripped:
+    if not stripped or "\ufffd" in stripped:
         return set()
     found: set[str] = set()
     characters = set(stripped)

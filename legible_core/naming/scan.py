@@ -14,6 +14,7 @@ batches are the same and every sum is taken in the same order.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -244,10 +245,12 @@ class Scan:
             sync(pointer)
             os.replace(pointer, self.state / "scan.json")
             sync(self.state)
-        except OSError as error:
-            (self.state / draft).unlink(missing_ok=True)
-            raise Unavailable(f"The scan's state cannot be saved: {error.strerror or error}.") from None
-        for old in self.state.glob("scan-*.safetensors"):
+        except (OSError, SafetensorError) as error:
+            with contextlib.suppress(OSError):
+                (self.state / draft).unlink(missing_ok=True)
+            reason = getattr(error, "strerror", None) or str(error)
+            raise Unavailable(f"The scan's state cannot be saved: {reason}.") from None
+        for old in [*self.state.glob("scan-*.safetensors"), *self.state.glob("scan.json.*")]:
             if old.name != draft:
                 old.unlink(missing_ok=True)
         self._saved = time.monotonic()

@@ -1,0 +1,183 @@
+"""`legible scan` as a person runs it: the whole way, Ctrl-C and on again, and unusable files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import lzma
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from naming_samples import sample_config, sample_model, text
+from typer.testing import CliRunner
+
+from app.cli import build
+from app.scanning import report
+from legible_core.checkpoint import save
+from legible_core.errors import LegibleError
+from legible_core.naming.corpus import pieces, token_stream
+from legible_core.naming.names import Names
+from legible_core.registry import open_checkpoint
+from legible_core.tokens import Tokenizer
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, tokenizer_path: Path, tokenizer: Tokenizer) -> Path:
+    folder = tmp_path / "sample"
+    save(folder, sample_model(sample_config(tokenizer.vocab_size)), tokenizer_path, {"title": "Sample"}, "float32")
+    return folder
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt.xz"
+    joined = "\n<|endoftext|>\n".join(text(seed, 1500) for seed in range(4))
+    with lzma.open(path, "wt", encoding="utf-8") as file:
+        file.write(joined + "\n<|endoftext|>\n")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LEGIBLE_DATA_DIR", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def _run(*arguments: str) -> tuple[int, str, LegibleError | None]:
+    result = CliRunner().invoke(build(), ["scan", *arguments])
+    if result.exception is not None and not isinstance(result.exception, LegibleError | SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.exception if isinstance(result.exception, LegibleError) else None
+
+
+def test_a_scan_writes_names_beside_the_checkpoint(checkpoint: Path, corpus: Path, data_dir: Path) -> None:
+    before = open_checkpoint(checkpoint).hash
+    code, printed, _ = _run(str(checkpoint), "--corpus", str(corpus), "--json")
+    assert code == 0
+    figures = json.loads(printed)
+    names = Names.load(checkpoint, checkpoint_hash=before)
+    assert names is not None
+    assert figures["quality"] == names.quality
+    assert figures["corpus"]["name"] == "text.txt.xz"
+    assert open_checkpoint(checkpoint).hash == before
+    assert not list((data_dir / "scans").glob("*"))
+    shown = report(names)
+    assert f"perplexity {names.quality['perplexity']:.1f}" in shown
+    assert "undefined" not in shown
+
+
+def test_names_can_go_elsewhere_and_stop_early(checkpoint: Path, corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    code, printed, _ = _run(str(checkpoint), "--corpus", str(corpus), "--out", str(out), "--tokens", "2000")
+    assert code == 0
+    assert "2,000 tokens" in printed
+    assert Names.load(checkpoint) is None
+    assert Names.load(out) is not None
+
+
+def test_an_interrupt_saves_and_the_same_command_goes_on(checkpoint: Path, corpus: Path, data_dir: Path) -> None:
+    arguments = ["scan", str(checkpoint), "--corpus", str(corpus), "--batch", "4"]
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"LEGIBLE_DATA_DIR": str(data_dir), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOWLY, *arguments], cwd=root, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not list((data_dir / "scans").glob("*/scan.json")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Run the same command" in said
+    assert Names.load(checkpoint) is None
+    result = CliRunner().invoke(build(), arguments)
+    assert result.exit_code == 0
+    assert "going on from" in result.stderr
+    resumed = [(checkpoint / name).read_bytes() for name in ("names.json", "names.safetensors")]
+    assert _run(*arguments[1:])[0] == 0
+    assert resumed == [(checkpoint / name).read_bytes() for name in ("names.json", "names.safetensors")]
+
+
+# The same program, saving after every batch and slow enough to be interrupted.
+SLOWLY = """
+import sys, time
+from legible_core.naming import scan
+scan.SAVE_SECONDS = 0.0
+observe = scan.observe
+def slowly(*arguments):
+    time.sleep(0.1)
+    return observe(*arguments)
+scan.observe = slowly
+from app.cli import main
+sys.argv = ["legible", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("absent.txt", None, "no text at"),
+        ("empty.txt", b"", "holds no text"),
+        ("only.txt", b"\n<|endoftext|>\n\n<|endoftext|>\n", "holds no text"),
+        ("latin.txt", "caf\xe9".encode("latin-1"), "not UTF-8"),
+        ("fake.txt.xz", b"this is no xz file", "cannot be read"),
+        ("cut.txt.xz", lzma.compress(b"the man saw the house. " * 5000)[:60], "cannot be read"),
+        ("short.txt", b"the man", "at least 64"),
+    ],
+)
+def test_unusable_text_is_one_sentence(
+    checkpoint: Path, tmp_path: Path, name: str, content: bytes | None, sentence: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    code, _, error = _run(str(checkpoint), "--corpus", str(tmp_path / name))
+    assert code != 0
+    assert error is not None
+    assert sentence in error.message
+    assert "\n" not in error.message
+    assert Names.load(checkpoint) is None
+
+
+def test_unusable_places_are_one_sentence(checkpoint: Path, corpus: Path, tmp_path: Path) -> None:
+    for arguments, sentence in (
+        (("nowhere/at-all", "--corpus", str(corpus)), "no checkpoint folder"),
+        ((str(checkpoint), "--corpus", str(tmp_path)), "no text at"),
+        ((str(checkpoint), "--corpus", str(corpus), "--out", str(tmp_path / "absent")), "no folder"),
+        ((str(checkpoint), "--corpus", str(corpus), "--device", "cuda:7"), "cannot be used"),
+        ((str(checkpoint), "--corpus", str(corpus), "--device", "abacus"), "cannot be used"),
+    ):
+        code, _, error = _run(*arguments)
+        assert code != 0
+        assert error is not None, arguments
+        assert sentence in error.message
+
+
+def test_pieces_join_to_the_text_and_cut_where_the_tokenizer_does(tokenizer: Tokenizer) -> None:
+    document = text(3, 4000)
+    cut = list(pieces(document, 500))
+    assert "".join(cut) == document
+    assert max(map(len, cut)) <= 500
+    blank = [part for part, following in itertools.pairwise(cut) if following.startswith("\n")]
+    assert len(blank) > len(cut) // 2
+    whole = tokenizer.encode(document)
+    # Where a piece ends inside a paragraph the tokens may differ by one at the cut, elsewhere not at all.
+    joined = [token for part in cut for token in tokenizer.encode(part)]
+    assert abs(len(joined) - len(whole)) <= len(cut) - len(blank)
+    assert list(pieces("x" * 1200, 500)) == ["x" * 500, "x" * 500, "x" * 200]
+    assert list(pieces("", 500)) == []
+
+
+def test_the_stream_closes_every_document(tokenizer: Tokenizer) -> None:
+    ids, end = token_stream(["the man", "a dog"], tokenizer)
+    assert end == 0
+    assert ids.tolist() == [*tokenizer.encode("the man"), 0, *tokenizer.encode("a dog"), 0]
+    assert len(token_stream(["the man saw the house"] * 50, tokenizer, limit=70)[0]) == 70
