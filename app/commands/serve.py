@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -54,7 +55,8 @@ def serve(
         address = printed_address(settings)
         announce = threading.Thread(target=_announce, args=(server, address, open_browser), daemon=True)
         announce.start()
-        server.run(sockets=[listener])
+        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once everything has ended
+            server.run(sockets=[listener])
 
 
 @settings_flags("data_dir", "database_url", "device", "dtype", "threads", "cache_mebibytes", "lease_seconds",

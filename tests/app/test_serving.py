@@ -1,0 +1,208 @@
+"""`legible serve` as a person runs it: a real server, its real worker and a tiny real checkpoint, over HTTP."""
+
+from __future__ import annotations
+
+import http.cookiejar
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from app_samples import eventually
+
+from app.database import Database
+from app.jobs import BACKGROUND, Queue
+from app.settings import Settings
+from app.store import Store
+
+TESTS = Path(__file__).resolve().parents[1]
+PROMPT = "the worst"
+
+
+class Server:
+    """A server process on a data folder of its own; `get` and `post` speak to it."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.settings = Settings.load(data_dir=folder)
+        self.queue = Queue(Database.open(self.settings, migrate=True))
+        self.store = Store(self.queue.database)
+        command = [sys.executable, "-m", "app.cli", "serve", "--port", "0", "--data-dir", str(folder), *flags]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        self.process = subprocess.Popen(
+            command, env=environment, cwd=TESTS.parent, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("Legible is at "), line
+        self.address = line.split()[-1]
+        self.opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar()))
+
+    def get(self, path: str, **headers: str) -> tuple[int, str, str]:
+        """(status, final address, body)"""
+        return self._send(urllib.request.Request(urllib.parse.urljoin(self.address, path), headers=headers))
+
+    def post(self, path: str, **fields: str) -> tuple[int, str, str]:
+        data = urllib.parse.urlencode(fields).encode()
+        return self._send(urllib.request.Request(urllib.parse.urljoin(self.address, path), data=data))
+
+    def _send(self, request: urllib.request.Request) -> tuple[int, str, str]:
+        try:
+            with self.opener.open(request, timeout=30) as answer:
+                return answer.status, answer.url, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.url, error.read().decode()
+
+    def workers(self) -> list[int]:
+        return [worker.pid for worker in self.queue.workers() if worker.alive]
+
+    def kill_worker(self) -> None:
+        [pid] = self.workers()
+        os.kill(pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.queue.database.close()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sys.path.append(str(TESTS / "checkpoint"))
+    from checkpoint_samples import small_model, tokenizer_spec
+
+    from legible_core.checkpoint import save
+
+    folder = tmp_path_factory.mktemp("serving")
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_spec()))
+    save(folder / "small", small_model(), folder / "tokenizer.json", {"title": "Small"}, "float32")
+    return folder / "small"
+
+
+@pytest.fixture
+def server(tmp_path: Path, checkpoint: Path) -> Iterator[Server]:
+    server = Server(tmp_path / "data")
+    add(server, checkpoint)
+    yield server
+    server.stop()
+
+
+def add(server: Server, checkpoint: Path) -> None:
+    from legible_core.registry import open_checkpoint
+
+    server.store.add_checkpoint("small", open_checkpoint(checkpoint).hash, str(checkpoint))
+
+
+def ask(server: Server) -> str:
+    """Ask for the reading of PROMPT; its path, without the query."""
+    status, address, _ = server.post("/models/small/readings", prompt=PROMPT)
+    assert status in (200, 202), status
+    return urllib.parse.urlsplit(address).path
+
+
+def answered(server: Server, path: str) -> bool:
+    return server.get(f"{path}.json")[0] == 200
+
+
+def test_a_reading_is_made_stored_found_after_a_restart_and_deleted(
+    server: Server, checkpoint: Path, tmp_path: Path
+) -> None:
+    path = ask(server)
+    assert ask(server) == path
+    eventually(lambda: answered(server, path), 60)
+    reading = json.loads(server.get(f"{path}.json")[2])
+    assert abs(reading["residual"]) <= reading["tolerance"]
+    assert [job.kind for job in server.queue.list()] == ["read"]
+    assert len(server.store.readings()) == 1
+    status, page_address, page = server.get(path)
+    assert status == 200
+    assert "position=" in page_address
+    assert "target=" in page_address
+    server.stop()
+    assert server.process.returncode == 0
+
+    # No worker at all: what is stored opens all the same, at the same address, with the same numbers.
+    again = Server(tmp_path / "data", "--workers", "0")
+    try:
+        assert json.loads(again.get(f"{path}.json")[2]) == reading
+        assert again.get(path)[2].replace(again.address, "/") == page.replace(server.address, "/")
+        digest = path.rsplit("/", 1)[-1]
+        assert again.post(f"{path}/delete")[0] == 200
+        assert again.store.prompt(digest) is None
+        assert again.get(path, accept="application/json")[0] == 404
+        assert again.post(f"{path}/delete")[0] == 404
+    finally:
+        again.stop()
+
+
+def test_killing_the_worker_during_a_reading(server: Server) -> None:
+    eventually(server.workers, 30)
+    path = ask(server)
+    digest = path.rsplit("/", 1)[-1]
+    eventually(lambda: server.queue.about(digest)[0].state != "waiting", 30)  # loading torch takes its time
+    server.kill_worker()
+    eventually(lambda: answered(server, path), 60)
+    [job] = server.queue.about(digest)
+    assert job.state == "done"
+    events = [event.event for event in server.queue.events(job.id)]
+    assert events.count("done") == 1
+    assert events.count("claimed") == 2
+    assert len(server.store.readings()) == 1
+
+
+def test_killing_the_worker_during_a_scan(server: Server, tmp_path: Path) -> None:
+    corpus, out = tmp_path / "corpus.txt", tmp_path / "names"
+    corpus.write_text("the worst of the rest, the west and the test\n<|endoftext|>\n" * 2500)
+    out.mkdir()
+    payload = {"slug": "small", "corpus": str(corpus), "out": str(out)}
+    job = server.queue.submit("scan", "scan:small", payload, priority=BACKGROUND)
+    eventually(lambda: (server.queue.get(job.id).share or 0) > 0, 60)
+    server.kill_worker()
+    eventually(lambda: not server.queue.get(job.id).active, 120)
+    done = server.queue.get(job.id)
+    assert done.state == "done", done.error
+    assert done.attempt == 2
+    assert [event.event for event in server.queue.events(job.id)].count("done") == 1
+    assert (out / "names.json").is_file()
+
+
+def test_beyond_loopback_the_printed_address_carries_the_token(tmp_path: Path) -> None:
+    server = Server(tmp_path / "data", "--host", "0.0.0.0", "--workers", "0", "--allowed-host", "lab.example")
+    try:
+        printed = urllib.parse.urlsplit(server.address)
+        assert printed.query.startswith("token=")
+        server.address = f"http://127.0.0.1:{printed.port}/"
+        assert server.get("/jobs")[0] == 401
+        assert server.get("/jobs", host="evil.example")[0] == 421
+        status, address, _ = server.get(f"/jobs?{printed.query}")
+        assert (status, address) == (200, f"http://127.0.0.1:{printed.port}/jobs")
+        assert server.get("/jobs", host="lab.example")[0] == 200
+    finally:
+        server.stop()
+
+
+def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "app.cli", "serve", "--port", str(port), "--data-dir", str(tmp_path / "data")]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS.parent, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"The server cannot listen on 127.0.0.1 port {port}: ")
+    assert "Traceback" not in done.stderr
