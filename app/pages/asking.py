@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fastapi import Request
+
 from app.jobs import Job
+from app.security import MAX_BODY
 from app.services import Services
 from app.store import StoredPrompt
 from app.urls import Urls
@@ -24,6 +27,22 @@ class Prompt:
     ids: tuple[int, ...]
     text: str
     dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromptForm:
+    """What the prompt box sends."""
+
+    prompt: str
+    model: str | None
+    example: str | None
+
+
+async def prompt_form(request: Request) -> PromptForm:
+    """The form's fields. A text over the tokenizer's limit must reach its error, which says the limit and the size."""
+    async with request.form(max_files=0, max_fields=20, max_part_size=MAX_BODY) as form:
+        fields = {name: value for name, value in form.items() if isinstance(value, str)}
+    return PromptForm(fields.get("prompt", ""), fields.get("model") or None, fields.get("example"))
 
 
 def start_reading(services: Services, urls: Urls, checkpoint: Checkpoint, text: str) -> str:

@@ -14,7 +14,7 @@ from fastapi import Query
 
 from app.figures import attention_levels
 from app.pages.detail import detail_job, state_of
-from app.pages.home import clipped
+from app.pages.view import clipped
 from app.services import Services
 from app.store import ReadingCard, StoredReading
 from app.urls import Urls

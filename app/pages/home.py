@@ -8,12 +8,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Form, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from app.pages.asking import start_reading
+from app.pages.asking import PromptForm, prompt_form, start_reading
 from app.pages.reading_view import Chosen
-from app.pages.view import page, percent, short, twin
+from app.pages.view import clipped, page, percent, short, twin
 from app.services import Services, services
 from app.store import ReadingCard
 from app.urls import Urls, urls_for
@@ -100,16 +100,15 @@ def home_json(request: Request, services: Annotated[Services, Depends(services)]
 def read(
     request: Request,
     services: Annotated[Services, Depends(services)],
-    prompt: Annotated[str, Form()] = "",
-    model: Annotated[str | None, Form(max_length=100)] = None,
-    example: Annotated[str | None, Form(max_length=4000)] = None,
+    form: Annotated[PromptForm, Depends(prompt_form)],
 ) -> Response:
     """Accept a prompt: written to SQL before the answer, then off to the reading's own address."""
-    checkpoint = _choose(services, model)
+    checkpoint = _choose(services, form.model)
     if checkpoint is None:
         raise LegibleError("No checkpoint is here yet, so nothing can be read; add one with `legible add FOLDER`.")
     # A browser sends every line break of a text area as CRLF; the tokenizer turns it back into LF.
-    address = start_reading(services, urls_for(request), checkpoint, prompt if example is None else example)
+    text = form.prompt if form.example is None else form.example
+    address = start_reading(services, urls_for(request), checkpoint, text)
     return RedirectResponse(address, status_code=303)
 
 
@@ -194,9 +193,3 @@ def _cards(urls: Urls, cards: list[ReadingCard]) -> tuple[Card, ...]:
         )
         for c in cards
     )
-
-
-def clipped(text: str, limit: int = 80) -> str:
-    """The end of a text on one line: what the prediction follows."""
-    words = " ".join(text.split())
-    return words if len(words) <= limit else "…" + words[-limit:]

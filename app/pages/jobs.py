@@ -10,8 +10,7 @@ from fastapi import APIRouter, Depends, Form, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.jobs import Job, WorkerInfo
-from app.pages.home import clipped
-from app.pages.view import page, twin
+from app.pages.view import clipped, page, twin
 from app.services import Services, services
 from app.urls import Urls, urls_for
 

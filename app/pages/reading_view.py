@@ -19,7 +19,7 @@ from app.figures import heads_grid, signed, unit_strips
 from app.pages.formula import Piece, formula, operand_piece
 from app.pages.named import channel_piece
 from app.pages.panel import Panel
-from app.pages.view import percent
+from app.pages.view import clipped, percent
 from app.urls import Urls
 from legible_core.config import ModelConfig
 from legible_core.naming.names import Names
@@ -217,9 +217,8 @@ def _glyphs(config: ModelConfig | None, d_ff: int) -> list[str]:
 
 
 def _title(summary: Summary, slug: str) -> str:
-    words = "".join(token.text for token in summary.tokens[: summary.position + 1]).strip()
-    tail = " ".join(words.split())
-    tail = tail if len(tail) <= 40 else "…" + tail[-40:]
+    read = b"".join(bytes.fromhex(token.bytes) for token in summary.tokens[: summary.position + 1])
+    tail = clipped(read.decode("utf-8", "replace"), 40)
     against = f" against {summary.contrast.display}" if summary.contrast is not None else ""
     return f"“{tail}” → {summary.target.display}{against} · {slug}"
 

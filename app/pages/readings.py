@@ -21,7 +21,16 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
 from app.jobs import Job
-from app.pages.asking import Prompt, find_prompt, one_token, read_key, start_reading, submit_reading
+from app.pages.asking import (
+    Prompt,
+    PromptForm,
+    find_prompt,
+    one_token,
+    prompt_form,
+    read_key,
+    start_reading,
+    submit_reading,
+)
 from app.pages.detail import panel_for
 from app.pages.formula import plain
 from app.pages.named import names_of
@@ -83,10 +92,13 @@ _pages: ByteCache[tuple[str, ...], Kept] = ByteCache(PAGES_BYTES)
 
 @router.post("")
 def new(
-    slug: str, request: Request, services: Annotated[Services, Depends(services)], prompt: Annotated[str, Form()] = ""
+    slug: str,
+    request: Request,
+    services: Annotated[Services, Depends(services)],
+    form: Annotated[PromptForm, Depends(prompt_form)],
 ) -> Response:
     """Read the last prediction of a prompt; answers with the reading's address."""
-    address = start_reading(services, urls_for(request), services.catalogue.get(slug), prompt)
+    address = start_reading(services, urls_for(request), services.catalogue.get(slug), form.prompt)
     return RedirectResponse(address, status_code=303)
 
 

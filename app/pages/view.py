@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import unicodedata
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -24,6 +25,8 @@ from app.pages.formula import tokens
 from app.paths import templates_dir
 from app.urls import urls_for
 from legible_core.units import GLYPHS
+
+JOINERS = "\u200c\u200d"  # they hold emoji and some scripts together
 
 
 class Context(Protocol):
@@ -159,6 +162,13 @@ def json_block(text: str) -> Markup:
 def pretty(data: Any) -> str:
     """JSON for people."""
     return json.dumps(data, indent=2, ensure_ascii=False)
+
+
+def clipped(text: str, limit: int = 80) -> str:
+    """The end of a text on one line, without what cannot be seen: what the prediction follows."""
+    shown = (c if c in JOINERS or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co") else " " for c in text)
+    words = " ".join("".join(shown).split())
+    return words if len(words) <= limit else "…" + words[-limit:]
 
 
 def _inner_path(request: Request) -> str:

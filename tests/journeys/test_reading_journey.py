@@ -1,0 +1,149 @@
+"""From the home page to a permalink, through a restart, and back to the same page, figure and numbers."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+from journey_samples import PROMPT, SLUG, Server, eventually, serving
+from playwright.sync_api import Page, expect
+
+READ = re.compile(r"/readings/[0-9a-f]{64}\?position=\d+&target=\d+$")
+TIMEOUT = 60_000
+
+
+def test_home_to_permalink_restart_and_the_same_page_again(page: Page, data_dir: Path) -> None:
+    with serving(data_dir) as server:
+        page.goto(server.address)
+        expect(page.locator("#prompt")).to_be_focused()
+        page.keyboard.type(PROMPT)
+        page.locator(f'input[value="{SLUG}"]').check()
+        page.locator("#prompt").focus()
+        page.keyboard.press("Enter")
+        expect(page.locator("h1")).to_contain_text("reading")
+        page.evaluate("window.loadedOnce = true")
+        page.wait_for_url(READ, timeout=TIMEOUT)
+        expect(page.locator(".sum")).to_contain_text("residual")
+        assert page.evaluate("window.loadedOnce"), "the reading appears without a reload"
+        address, port = page.url, server.port
+        before = seen(page)
+        assert before["figure"].count("<rect") >= 3 * 4
+        choose_and_go_back(page)
+        read_elsewhere(page, address)
+        buttons(page, address)
+        widths(page, server, address)
+
+    with serving(data_dir, port) as server:
+        page.goto(address)
+        assert page.url == address
+        assert seen(page) == before
+        worker = server.json("/jobs.json")["workers"]
+        if worker:
+            os.kill(worker[0]["pid"], signal.SIGSTOP)
+        page.reload()
+        assert seen(page) == before, "a stored page needs no worker"
+        if worker:
+            os.kill(worker[0]["pid"], signal.SIGCONT)
+
+
+def seen(page: Page) -> dict[str, str]:
+    """What a person sees of a reading: title, tokens, figure, contributors, the sum."""
+    parts = {"tokens": ".strip", "figure": ".figure", "table": ".contributors table", "panel": "#panel", "sum": ".sum"}
+    found = {name: page.locator(selector).first.evaluate("e => e.innerHTML") for name, selector in parts.items()}
+    # What htmx notes on elements it has seen is no part of the page.
+    found = {name: re.sub(r'\s*data-htmx-powered="true"', "", html) for name, html in found.items()}
+    return {"title": page.title(), **found}
+
+
+def choose_and_go_back(page: Page) -> None:
+    """A head and a unit open beside the figure, at addresses of their own; Back closes them again."""
+    address = page.url
+    page.evaluate("window.loadedOnce = true")
+    head = page.locator('.figure a[aria-label^="L1.h2 "]')
+    head.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"component=L1\.h2$"))
+    expect(page.locator("#panel")).to_contain_text("Where it looks", timeout=TIMEOUT)
+    expect(page.locator(".strip .t.a4").first).to_be_visible()
+    page.keyboard.press("ArrowRight")
+    unit = page.locator('.contributors a[href*=".u"]').first
+    name = unit.inner_text().split()[-1]
+    unit.click()
+    page.wait_for_url(re.compile(re.escape(f"component={name}")))
+    expect(page.locator("#panel h2")).to_contain_text(name)
+    assert page.evaluate("window.loadedOnce"), "panels open without a reload"
+    page.go_back()
+    page.wait_for_url(re.compile(r"component=L1\.h2$"))
+    expect(page.locator("#panel h2")).to_contain_text("L1.h2")
+    page.goto(address)
+
+
+def read_elsewhere(page: Page, address: str) -> None:
+    """Another token, another target, a contrast."""
+    page.locator(".strip a").nth(2).click()
+    page.wait_for_url(re.compile(r"position=2&target=\d+$"), timeout=TIMEOUT)
+    expect(page.locator(".strip [aria-current]")).to_have_count(1)
+    page.locator(".chip[data-contrast]").nth(3).click()
+    page.wait_for_url(re.compile(r"position=2&target=\d+$"), timeout=TIMEOUT)
+    expect(page.locator(".sum")).to_contain_text("residual", timeout=TIMEOUT)
+    page.locator(".chip[data-contrast]").nth(5).click(modifiers=["Shift"])
+    page.wait_for_url(re.compile(r"position=2&target=\d+&contrast=\d+$"))
+    expect(page.locator(".sum")).to_contain_text("logit difference", timeout=TIMEOUT)
+    page.goto(address)
+
+
+def buttons(page: Page, address: str) -> None:
+    """Share copies the address, copy copies the real text, json and csv open."""
+    page.get_by_role("button", name="share").click()
+    expect(page.get_by_role("button", name="address copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == address
+    page.get_by_role("button", name="copy text").click()
+    expect(page.get_by_role("button", name="copied").first).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == PROMPT
+    page.get_by_text("python", exact=True).click()
+    expect(page.locator("details[open] pre").first).to_contain_text("urlopen")
+    page.keyboard.press("Escape")
+    expect(page.locator("details.menu[open]")).to_have_count(0)
+    with page.expect_download() as download:
+        page.get_by_role("link", name="csv").click()
+    assert download.value.suggested_filename.endswith(".csv")
+    data = page.request.get(page.get_by_role("link", name="json").evaluate("e => e.href")).json()
+    assert data["checkpoint"]["slug"] == SLUG
+
+
+def widths(page: Page, server: Server, address: str) -> None:
+    """Nothing runs over the edge of a telephone, in light and dark."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    for path in ("/", "/models", f"/models/{SLUG}", f"/models/{SLUG}/layers/1", f"/models/{SLUG}/units/L1.u3",
+                 f"/models/{SLUG}/heads/L1.h2", "/jobs", address):  # fmt: skip
+        page.goto(path if path.startswith("http") else server.address + path)
+        for scheme in ("dark", "light"):
+            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+    page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def in_state(server: Server, state: str) -> list[dict[str, Any]]:
+    return [job for job in server.json("/jobs.json")["jobs"] if job["state"] == state]
+
+
+def test_a_worker_killed_during_a_reading_is_replaced_and_the_reading_made_once(page: Page, data_dir: Path) -> None:
+    with serving(data_dir) as server:
+        page.goto(server.address)
+        page.locator(f'input[value="{SLUG}"]').check()
+        page.locator("#prompt").fill("It was the age of")
+        page.get_by_role("button", name="Read", exact=True).click()
+        # The first job of a worker loads torch and the weights, which leaves time to kill it.
+        running = eventually(lambda: in_state(server, "running"), pause=0.02)
+        victim = server.json("/jobs.json")["workers"][0]["pid"]
+        os.kill(victim, signal.SIGKILL)
+        page.wait_for_url(READ, timeout=TIMEOUT)
+        expect(page.locator(".sum")).to_contain_text("residual", timeout=TIMEOUT)
+        job = server.json(f"/jobs/{running[0]['id']}.json")
+        assert (job["job"]["state"], job["job"]["attempt"], job["job"]["lost"]) == ("done", 2, 1)
+        assert [event["event"] for event in job["events"]].count("done") == 1
+        assert len(server.json("/index.json")["lists"][0]["cards"]) == 1
+        assert victim not in [worker["pid"] for worker in server.json("/jobs.json")["workers"]]

@@ -1,0 +1,314 @@
+"""The reading's page says what its JSON says, needs no worker once stored, and keeps all choices in its address."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+
+import pytest
+from page_samples import HOSTILE, SLUG, Site, links, parsed, title
+
+from app.figures import signed
+from app.pages.view import exponent, percent, short
+
+
+def visible(html: str) -> str:
+    return " ".join("".join(parsed(html).text).split())
+
+
+def test_first_reading_waits_then_appears_and_its_address_becomes_explicit(site: Site) -> None:
+    answer = site.client.post("/", data={"prompt": "it was the best", "model": SLUG})
+    assert answer.status_code == 303
+    address = answer.headers["location"]
+    waiting = site.client.get(address)
+    assert waiting.status_code == 200
+    assert "wait for a worker" in waiting.text
+    assert 'hx-trigger="every' in waiting.text
+    assert "Place 1 in the line" in waiting.text or "No worker is alive yet" in waiting.text
+    twin = site.client.get(address.replace("?", ".json?"))
+    assert twin.status_code == 202
+    assert twin.json()["job"]["state"] == "waiting"
+    assert len(site.services.queue.list()) == 1, "asking again is the same job"
+
+    site.work()
+    assert site.client.get(address).status_code == 303
+    polled = site.client.get(address, headers={"hx-request": "true"})
+    assert polled.status_code == 200
+    explicit = polled.headers["hx-replace-url"]
+    assert re.search(r"position=\d+&target=\d+$", explicit)
+    page = site.client.get(explicit)
+    assert page.status_code == 200
+    assert "hx-trigger" not in page.text, "a stored reading polls nothing"
+    assert len(site.services.queue.list()) == 1, "a stored reading asks nothing of a worker"
+
+
+def test_the_sum_line_is_the_json(shared: Site) -> None:
+    address = shared.read("it was the worst of times")
+    page = shared.client.get(address)
+    data = shared.client.get(address.replace("?", ".json?")).json()
+    found = re.search(r'<section class="sum".*?</section>', page.text, re.DOTALL)
+    assert found is not None
+    line = visible(found[0])
+    for name, key in (("attention", "attention"), ("set operators", "set_operators"), ("GELU", "gelu")):
+        assert f"{name} {signed(data['groups'][key])}" in line
+    for term in data["floor"]:
+        assert signed(term["value"]) in line
+    assert f"= {short(data['sum'])}" in line
+    assert f"logit {short(data['value'])}" in line
+    assert f"residual {exponent(data['residual'])}" in line
+    if data["shares"]["net"] is not None:
+        assert f"legible share {percent(data['shares']['net'])} of net" in line
+    total = sum(data["groups"].values())
+    assert total == pytest.approx(data["sum"], abs=1e-4)
+    assert abs(data["value"] - data["sum"]) <= data["tolerance"]
+
+
+def test_the_figure_has_every_head_and_the_strongest_units(shared: Site) -> None:
+    address = shared.read("it was the age of wisdom")
+    page = shared.client.get(address).text
+    data = shared.client.get(address.replace("?", ".json?")).json()
+    labels = {attrs["aria-label"] for tag, attrs in parsed(page).tags if tag == "a" and "aria-label" in attrs}
+    for layer in data["layers"]:
+        for head, value in enumerate(layer["heads"]):
+            assert f"L{layer['layer']}.h{head} {signed(value)}" in labels
+    for contributor in data["top"]:
+        if contributor["kind"] != "head":
+            assert f"{contributor['glyph']} {contributor['id']} {signed(contributor['value'])}" in labels
+        assert f"component={contributor['id']}" in page
+
+
+def test_csv_adds_up_to_the_value(shared: Site) -> None:
+    address = shared.read("she could have been")
+    data = shared.client.get(address.replace("?", ".json?")).json()
+    answer = shared.client.get(address.replace("?", "/csv?"))
+    assert answer.headers["content-type"].startswith("text/csv")
+    assert "attachment" in answer.headers["content-disposition"]
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert len(rows) == len(data["floor"]) + 2 * 4 + 2 * 48
+    assert sum(float(row["term"]) for row in rows) == pytest.approx(data["sum"], abs=1e-4)
+    assert {row["kind"] for row in rows} >= {"floor", "head", "intersection", "difference", "gelu"}
+
+
+def test_another_position_target_contrast_and_scale_are_addresses(site: Site) -> None:
+    address = site.read("it was the best of times")
+    page = site.client.get(address).text
+    base, third = address.partition("?")[0], "position=2&target=9"
+    for query in ("position=1", "position=2&target=9", f"{third}&contrast=11", f"{third}&relative_to=mean"):
+        first = site.client.get(f"{base}?{query}")
+        assert first.status_code == 200
+        site.work()
+        done = site.client.get(f"{base}?{query}")
+        if done.status_code == 303:
+            done = site.client.get(done.headers["location"])
+        assert done.status_code == 200
+        assert "Strongest contributors" in done.text
+    assert "logit − mean" in done.text
+    contrasted = site.client.get(f"{base}?position=2&target=9&contrast=11").text
+    assert "logit difference" in contrasted
+    assert re.search(r"\?position=\d+&amp;target=\d+&amp;contrast=\d+", page), "predictions offer a contrast"
+
+
+def test_panels_have_addresses_and_heads_ask_the_worker_once(site: Site) -> None:
+    address = site.read("it was the best of times")
+    unit = site.client.get(f"{address}&component=L1.u20")
+    assert unit.status_code == 200
+    head = site.client.get(f"{address}&component=L0.h1")
+    assert "Looking closer" in head.text or "No worker is alive" in head.text
+    site.work()
+    head = site.client.get(f"{address}&component=L0.h1")
+    assert "Where it looks" in head.text
+    assert "Shaded: where L0.h1 looks" in head.text
+    assert 'aria-current="true"' in head.text
+    before = len(site.services.queue.list())
+    assert site.client.get(f"{address}&component=L0.h1").status_code == 200
+    assert len(site.services.queue.list()) == before
+    data = site.client.get(address.replace("?", ".json?")).json()
+    named = next(c["id"] for c in data["top"] if c["kind"] == "gelu")
+    assert site.client.get(f"{address}&component={named}").status_code == 200
+    assert len(site.services.queue.list()) == before, "a contributor needs no worker"
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "said"),
+    [
+        ("position=99", 400, "Position 99 is outside the prompt"),
+        ("position=-1", 422, "position"),
+        ("position=x", 422, "position"),
+        ("position=1&target=999999", 400, "not in this checkpoint"),
+        ("position=1&target=9&contrast=9", 400, "contrast"),
+        ("position=1&target=9&relative_to=nonsense", 422, "relative_to"),
+        ("position=1&relative_to=contrast", 400, "contrast token"),
+        ("component=L9.h0", 404, "There is no layer 9"),
+        ("component=L0.h9", 404, "There is no head 9"),
+        ("component=L0.u999", 404, "There is no unit 999"),
+        ("component=nonsense", 400, "is no component id"),
+        ("component=embed.token", 400, "has no panel"),
+    ],
+)  # fmt: skip
+def test_bad_values_are_one_sentence(shared: Site, query: str, status: int, said: str) -> None:
+    address = shared.read("it was the best of times")
+    start, _, explicit = address.partition("?")
+    url = f"{start}?{explicit}&{query}" if query.startswith("component") else f"{start}?{query}"
+    answer = shared.client.get(url)
+    assert answer.status_code == status, visible(answer.text)
+    assert said in visible(answer.text)
+    body = shared.client.get(url.replace("?", ".json?"))
+    if not query.startswith("component"):
+        assert body.status_code == status
+        assert said in body.json()["error"]["message"]
+
+
+def test_a_target_typed_as_text(site: Site) -> None:
+    address = site.read("it was the best of times")
+    base = address.partition("?")[0]
+    answer = site.client.get(f"{base}?position=2&target_text=%20worst")
+    assert answer.status_code == 303
+    assert re.search(r"\?position=2&target=\d+$", answer.headers["location"])
+    split = site.client.get(f"{base}?position=2&target_text=zebra%20zebra")
+    assert split.status_code == 400
+    assert "and a target is one token" in visible(split.text)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "status", "said"),
+    [
+        ("", 400, "The prompt is empty"),
+        ("it was " * 200, 413, "this checkpoint reads at most 64"),
+        ("x" * 1_100_000, 413, "the limit is 1,000,000 bytes"),
+    ],
+)  # fmt: skip
+def test_prompts_that_cannot_be_read(shared: Site, prompt: str, status: int, said: str) -> None:
+    before = len(shared.services.queue.list())
+    answer = shared.client.post("/", data={"prompt": prompt, "model": SLUG})
+    assert answer.status_code == status
+    assert said in visible(answer.text)
+    assert len(shared.services.queue.list()) == before
+
+
+@pytest.mark.parametrize("prompt", ["a\x00b\x07", "مرحبا", "👩‍👩‍👧 好 it", "it\r\nwas", "\n\nit", "\u202eit"])
+def test_odd_prompts_are_read_and_shown_as_chips(shared: Site, prompt: str) -> None:
+    address = shared.read(prompt)
+    page = shared.client.get(address)
+    assert page.status_code == 200
+    data = shared.client.get(address.replace("?", ".json?")).json()
+    for token in data["tokens"]:
+        assert token["display"] in "".join(parsed(page.text).text)
+    home = shared.client.get("/").text
+    assert "\u202e" not in title(page.text)
+    assert "\u202e" not in home, "a direction mark of one text must not turn the page around"
+
+
+def test_hostile_text_stays_text(shared: Site) -> None:
+    address = shared.read(f"it {HOSTILE} <img src=x onerror=alert(2)>")
+    tail = address.partition("?")[2]
+    pages = [address, f"{address}&component=L0.h0", "/", "/jobs", "/models", f"/models/{SLUG}"]
+    data = shared.client.get(address.replace("?", ".json?")).json()
+    pages += [f"/models/{SLUG}/{part}" for part in ("layers/0", "units/L0.u3", "heads/L0.h0")]
+    pages += [f"{address}&component=%3Cscript%3E"]
+    assert any("onerror" in token["display"] for token in data["tokens"])
+    assert tail
+    for url in pages:
+        html = shared.client.get(url).text
+        reader = parsed(html)
+        for tag, attrs in reader.tags:
+            assert not any(name.startswith("on") for name in attrs), (url, tag, attrs)
+            assert "style" not in attrs, (url, tag)
+            assert not any(name.startswith("hx-on") for name in attrs)
+            if tag == "script":
+                assert attrs.get("src") or attrs.get("type") == "application/json", url
+            assert tag != "img"
+            for name in ("href", "action", "src"):
+                assert not re.match(r"(?i)[a-z]+:|//", attrs.get(name, "")), url
+        assert "<script>alert" not in html
+        assert "<img src=x" not in html
+
+
+def test_delete_forgets_the_prompt_everywhere(site: Site) -> None:
+    address = site.read("a secret of hers")
+    assert site.client.get(address).status_code == 200
+    assert "secret" in site.client.get("/").text
+    start = address.partition("?")[0]
+    gone = site.client.post(f"{start}/delete")
+    assert gone.status_code == 303
+    for url in (address, f"{start}.json", f"{start}/csv"):
+        assert site.client.get(url).status_code == 404
+    for url in ("/", "/jobs", "/jobs.json", "/index.json"):
+        assert "secret" not in site.client.get(url).text
+    assert site.client.post(f"{start}/delete").status_code == 404
+
+
+def test_deletion_elsewhere_is_noticed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    from app.pages import readings
+
+    monkeypatch.setattr(readings, "TRUST_SECONDS", 0.0)
+    address = site.read("it was the age")
+    assert site.client.get(address).status_code == 200
+    assert site.client.get(address).status_code == 200
+    site.services.store.delete(address.partition("?")[0].rpartition("/")[2])
+    assert site.client.get(address).status_code == 404
+
+
+def test_collecting(site: Site) -> None:
+    address = site.read("he was more than wise")
+    start, _, query = address.partition("?")
+    assert "Collected" not in site.client.get("/").text
+    answer = site.client.post(f"{start}/collect?{query}", data={"on": "1"})
+    assert answer.headers["location"] == address
+    assert "collected ✓" in site.client.get(address).text
+    assert "Collected" in site.client.get("/").text
+    site.client.post(f"{start}/collect?{query}", data={"on": "0"})
+    assert "collected ✓" not in site.client.get(address).text
+
+
+def test_a_failed_reading_says_why_and_can_be_tried_again(site: Site) -> None:
+    from legible_core.errors import NotExact
+
+    answer = site.client.post(f"/models/{SLUG}/readings", data={"prompt": "it was never"})
+    job = site.services.queue.claim("w", ["read"])
+    assert job is not None
+    site.services.queue.fail(job, NotExact("The terms sum to 3.0 and the logit is 4.0, over the tolerance of 1e-4."))
+    page = site.client.get(answer.headers["location"])
+    assert "The terms sum to 3.0 and the logit is 4.0" in visible(page.text)
+    assert "Try again" in page.text
+    assert 'hx-trigger="every' not in page.text
+    back = answer.headers["location"]
+    again = site.client.post(f"/jobs/{job.id}/retry", data={"back": back})
+    assert again.headers["location"] == back
+    site.work()
+    assert site.client.get(back).status_code == 303
+    foreign = site.client.post(f"/jobs/{job.id}/retry", data={"back": "//evil.example/"})
+    assert foreign.headers["location"] == "/jobs"
+
+
+def test_a_stored_reading_opens_without_its_checkpoint(site: Site) -> None:
+    address = site.read("it was the best of times")
+    before = visible(re.search(r'<section class="sum".*?</section>', site.client.get(address).text, re.DOTALL)[0])  # type: ignore[index]
+    site.services.store.remove_checkpoint(SLUG)
+    site.services.catalogue.refresh()
+    from app.pages import readings
+
+    readings._pages.clear()
+    page = site.client.get(address)
+    assert page.status_code == 200
+    assert visible(re.search(r'<section class="sum".*?</section>', page.text, re.DOTALL)[0]) == before  # type: ignore[index]
+    assert site.client.get(f"{address}&component=L0.h1").status_code == 200
+
+
+def test_page_of_a_long_prompt_is_small_and_titled(shared: Site) -> None:
+    address = shared.read("it was the best of times worst age " * 6)
+    page = shared.client.get(address)
+    assert len(page.content) < 150_000
+    assert SLUG in title(page.text)
+    assert "→" in title(page.text)
+
+
+def test_links_of_the_page_open(shared: Site) -> None:
+    address = shared.read("it was the best of times")
+    start = address.partition("?")[0]
+    page = shared.client.get(address).text
+    for link in sorted(links(page)):
+        url = f"{start}{link}" if link.startswith("?") else link
+        if url.startswith("#") or url.endswith(("/delete", "/collect")) or "/collect?" in url:
+            continue
+        assert shared.client.get(url).status_code in (200, 303), url
