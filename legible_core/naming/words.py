@@ -283,9 +283,6 @@ NOUNS: dict[str, frozenset[str]] = {
         "sound noise voice cry shout whisper song music bell drum roar crash murmur echo silence laugh laughter sigh "
         "groan scream tone note ring knock step footstep whistle silent loud quiet"
     ),
-    "manner noun": split(
-        "way manner mode means method style sort kind fashion form shape course habit custom tone air"
-    ),
 }
 
 # ---- adjectives and adverbs as they stand ---------------------------------------------------------------------------

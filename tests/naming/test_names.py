@@ -17,8 +17,9 @@ from legible_core.legibility import Legibility
 from legible_core.model.transformer import Transformer
 from legible_core.naming.assemble import nameability, write_names
 from legible_core.naming.detect import agreement, detect
-from legible_core.naming.names import Label, Names, tokens_text
+from legible_core.naming.names import Label, Names
 from legible_core.naming.promote import promotion
+from legible_core.naming.records import tokens_text
 from legible_core.naming.scan import Scan
 from legible_core.tokens import Tokenizer
 from legible_core.units import Channel, Head, HeadOperand, Operand, QuantifierOperand, Unit, parse
