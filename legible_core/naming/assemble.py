@@ -102,6 +102,7 @@ def assemble(
     )
     pause()
     arrays = _arrays(scan, lists, agreed, promoted, detect_labels, promote_labels)
+    arrays["often"] = often.astype(np.uint8)
     used = np.unique(np.concatenate([arrays[f"{side}.tokens"].ravel() for side in ("detect", "promote", "rare")]))
     meta: dict[str, Any] = {
         "schema": store.SCHEMA,

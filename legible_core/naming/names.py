@@ -136,7 +136,7 @@ class Names:
             operand_labels=labels,
             promotes=self._promotions("promote", index),
             rare=self._promotions("rare", index),
-            cls=self._component_class(component, index, operands),
+            cls=CODES[self._component_codes[index]] if measured else None,
             mean=float(of["component.mean"][index]) if measured else None,
             variance=float(of["component.variance"][index]) if measured else None,
             crisp=float(of["component.crisp"][index]) if measured else None,
@@ -159,6 +159,12 @@ class Names:
     def display(self, token: int) -> str:
         """The chip of a token that stands in some list."""
         return self._display.get(str(token), f"⟨{token}⟩")
+
+    @property
+    def often(self) -> NDArray[np.bool_]:
+        """Which tokens of the vocabulary were seen often enough to be ranked in promote lists, shape (v,)."""
+        often: NDArray[np.bool_] = self._arrays["often"] != 0
+        return often
 
     # ---- the model as a whole ------------------------------------------------------------------------------------
 
@@ -239,14 +245,33 @@ class Names:
             self._arrays["operand.variance"].astype(np.float64), self._arrays["operand.crisp"].astype(np.float64)
         )
 
-    def _component_class(self, component: Component, index: int, operands: tuple[Component, ...]) -> Legibility | None:
-        if not operands:
-            return None
-        if isinstance(component, Channel):
-            statistics = (self._arrays[f"component.{name}"][index : index + 1] for name in ("variance", "crisp"))
-            return CODES[int(classify(*(values.astype(np.float64) for values in statistics))[0])]
-        classes = {CODES[self._operand_codes[self._operand_index(operand)]] for operand in operands}
-        return classes.pop() if len(classes) == 1 else Legibility.FUZZY
+    @cached_property
+    def _component_codes(self) -> NDArray[np.int8]:
+        """A channel's class is its own value's; a unit's is its operands' when they agree, else FUZZY; -1 for GELU."""
+        variance, crisp = (self._arrays[f"component.{name}"].astype(np.float64) for name in ("variance", "crisp"))
+        codes, layout = classify(variance, crisp), self.config.feed_forward
+        pairs, named = layout.n_pairs, layout.n_named
+        for layer in range(self.config.n_layers):
+            channels = self.config.attention.n_special[layer] * self.config.d_head
+            units = int(self._component_start[layer]) + channels
+            operands = self._operand_codes[int(self._operand_start[layer]) + channels :]
+            a, b, m = operands[:pairs], operands[pairs : 2 * pairs], operands[2 * pairs : named]
+            both = np.where(a == b, a, CODES.index(Legibility.FUZZY))
+            codes[units : units + named] = np.concatenate([both, both, m])
+            codes[units + named : units + layout.d_ff] = -1
+        return codes
+
+    def named(self, layer: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which components of a layer are SELECTIVE and have a class label on their promote side, as two masks.
+
+        The bounded heads' channels, shape (n_special, dh), and the units, shape (f,).
+        """
+        config = self.config
+        start, stop = (int(x) for x in self._component_start[layer : layer + 2])
+        chosen = self._arrays["component.label.class"][start:stop] >= 0
+        found = (self._component_codes[start:stop] == CODES.index(Legibility.SELECTIVE)) & chosen
+        channels = config.attention.n_special[layer] * config.d_head
+        return found[:channels].reshape(-1, config.d_head), found[channels:]
 
     def _operand_label(self, index: int) -> Label | None:
         if self._operand_codes[index] == 0:
@@ -285,6 +310,7 @@ class Names:
         listed = arrays["detect.tokens"].size if "detect.tokens" in arrays else 0
         shapes: dict[str, tuple[int, ...]] = {
             "seen": (config.vocab_size,),
+            "often": (config.vocab_size,),
             "detect.offsets": (operands + 1,),
             "detect.tokens": (listed,),
             "detect.on": (listed,),
@@ -301,6 +327,9 @@ class Names:
             if name not in arrays or arrays[name].shape != shape:
                 found = arrays[name].shape if name in arrays else "missing"
                 raise Corrupt(f"{ARRAYS}: {name} is {found}; the checkpoint needs {shape}")
+        for name in ("mean", "variance", "crisp", "on", "base"):
+            if not np.isfinite(arrays[f"operand.{name}"]).all():
+                raise Corrupt(f"{ARRAYS}: operand.{name} holds a value that is no number")
         offsets = arrays["detect.offsets"].astype(np.int64)
         if offsets[0] != 0 or offsets[-1] != listed or (np.diff(offsets) < 0).any():
             raise Corrupt(f"{ARRAYS}: detect.offsets do not divide the list of tokens")

@@ -145,6 +145,23 @@ def test_a_units_class_follows_its_operands(names: Names) -> None:
     assert Legibility.SELECTIVE in seen
 
 
+def test_masks_say_what_the_components_say(scan: Scan, names: Names) -> None:
+    for layer in range(2):
+        channels, units = names.named(layer)
+        expected = [
+            name.cls is Legibility.SELECTIVE and name.label is not None and name.label.kind == "class"
+            for name in names.units(layer)
+        ]
+        assert units.tolist() == expected
+        assert channels.shape == (scan.model.config.attention.n_special[layer], scan.model.config.d_head)
+        for head, row in enumerate(channels):
+            for mask, name in zip(row, names.channels(layer, head), strict=True):
+                selective = name.cls is Legibility.SELECTIVE
+                assert mask == (selective and name.label is not None and name.label.kind == "class")
+    total = scan.seen + np.bincount(scan.parts[1], minlength=len(scan.seen))
+    np.testing.assert_array_equal(names.often, total >= 10)
+
+
 def test_quality_travels_with_every_figure(scan: Scan, names: Names) -> None:
     assert names.quality == scan.quality
     assert names.quality["loss"] > 0
@@ -200,6 +217,7 @@ def test_names_of_other_weights_or_none_are_no_names(folder: Path, tmp_path: Pat
     ("name", "change"),
     [
         ("operand.mean", lambda a: a[:-1].copy()),
+        ("operand.variance", lambda a: a * np.float32("nan")),
         ("promote.tokens", lambda a: np.full_like(a, 60_000)),
         ("detect.offsets", lambda a: a[::-1].copy()),
         ("component.label.class", lambda a: np.full_like(a, 999)),

@@ -11,13 +11,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from naming_samples import sample_config, sample_model, text
 from typer.testing import CliRunner
 
 from app.cli import build
-from app.scanning import report
+from app.scanning import handle, report
+from app.worker import Cancelled
 from legible_core.checkpoint import save
 from legible_core.errors import LegibleError
 from legible_core.naming.corpus import pieces, token_stream
@@ -120,6 +122,47 @@ from app.cli import main
 sys.argv = ["legible", *sys.argv[1:]]
 main()
 """
+
+
+class _Context:
+    """What a worker gives a handler; `stop` is the number of the call between batches that ends the attempt."""
+
+    def __init__(self, payload: dict[str, object], data_dir: Path, stop: int | None = None) -> None:
+        self.payload, self.store, self.stages = payload, None, []
+        self.settings = SimpleNamespace(data_dir=data_dir, device="cpu")
+        self.calls, self.stop, self.progress = 0, stop, []
+
+    def stage(self, name: str) -> None:
+        self.stages.append(name)
+
+    def between_batches(self, done: float | None = None, total: float | None = None) -> None:
+        self.calls += done is not None
+        if done is not None:
+            self.progress.append((done, total))
+        if self.calls == self.stop:
+            raise Cancelled
+
+
+def test_the_workers_scan_goes_on_where_an_attempt_ended(
+    checkpoint: Path, corpus: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = open_checkpoint(checkpoint)
+    monkeypatch.setattr("app.catalogue.Catalogue", lambda store: SimpleNamespace(get=lambda slug: found))
+    payload = {"slug": "sample", "corpus": str(corpus)}
+    first = _Context(payload, data_dir, stop=5)
+    with pytest.raises(Cancelled):
+        handle(first)  # type: ignore[arg-type]
+    assert Names.load(checkpoint) is None
+    second = _Context(payload, data_dir)
+    outcome = handle(second)  # type: ignore[arg-type]
+    assert second.stages == ["load", "run", "store"]
+    assert second.progress[0][0] > first.progress[-1][0]
+    assert second.progress[-1][0] == second.progress[-1][1]
+    names = Names.load(checkpoint, checkpoint_hash=found.hash)
+    assert names is not None
+    assert outcome.result["quality"] == names.quality
+    json.dumps(outcome.result, allow_nan=False)
+    assert not list((data_dir / "scans").glob("*"))
 
 
 @pytest.mark.parametrize(
