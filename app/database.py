@@ -185,7 +185,7 @@ def open_engine(settings: Settings) -> Engine:
         return engine
     path = Path(url.removeprefix("sqlite:///"))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # prompts are private
     except OSError as error:
         message = f"The data folder {path.parent} cannot be made: {error.strerror}."
         raise Unavailable(message, code="read_only") from None
@@ -245,13 +245,15 @@ _SQLITE_FAILURES = {
 
 def _translate(context: ExceptionContext) -> None:
     """Raise the one clear sentence in place of the driver's words, where there is one."""
+    if context.is_pre_ping:
+        return  # the pool tries a stale connection before it hands it out, and makes another
     error = context.original_exception
     words = str(error).lower()
     if isinstance(error, sqlite3.Error):
         for needle, (code, sentence, hint) in _SQLITE_FAILURES.items():
             if needle in words:
                 raise Unavailable(sentence, code=code, hint=hint) from error
-    elif isinstance(context.sqlalchemy_exception, exc.OperationalError | exc.InternalError):
+    elif isinstance(context.sqlalchemy_exception, exc.OperationalError | exc.InternalError | exc.InterfaceError):
         raise _postgres_failure(words) from error
 
 

@@ -218,6 +218,8 @@ class Queue:
 
         `at_least` looks only at jobs of that priority or more: what a long job lets pass between its batches.
         """
+        if not self._work_to_do():
+            return None  # idle workers look often, and a look takes no lock
         with self.database.write() as connection:
             self._expire(connection)
             query = (
@@ -371,6 +373,15 @@ class Queue:
         ]
 
     # -- details -----------------------------------------------------------------------------------------------------
+
+    def _work_to_do(self) -> bool:
+        """Whether anything waits or has lost its worker."""
+        lost = and_(JobRow.state == "running", JobRow.lease_until < clock())
+        with self.database.read() as connection:
+            return (
+                connection.execute(select(JobRow.id).where(or_(JobRow.state == "waiting", lost)).limit(1)).first()
+                is not None
+            )
 
     @staticmethod
     def _active(connection: Connection, key: str) -> Job | None:

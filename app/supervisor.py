@@ -72,7 +72,12 @@ class Supervisor:
         pause = 0.0
         while not self._stopping.wait(pause):
             worker, started = uuid.uuid4().hex, time.monotonic()
-            process = self._start(worker)
+            try:
+                process = self._start(worker)
+            except OSError as error:
+                log.error("no worker can be started: %s", error)
+                pause = LONGEST_PAUSE
+                continue
             self._processes[worker] = process
             if self._stopping.is_set():
                 process.terminate()

@@ -217,8 +217,10 @@ class Worker:
                 os._exit(0)
             if time.monotonic() - beat > self.settings.lease_seconds / 4:
                 beat = time.monotonic()
-                with contextlib.suppress(LegibleError):
+                try:
                     self._beat()
+                except Exception as error:  # without this thread no lease would hold
+                    log.warning("no heartbeat: %s", error)
             time.sleep(pause)
 
     def _beat(self) -> None:

@@ -69,7 +69,7 @@ def sqlite_settings(tmp_path: Path) -> Settings:
 
 
 def make_settings(folder: Path, **more: object) -> Settings:
-    return Settings.load(data_dir=folder / "data", workers=0, lease_seconds=1.0, poll_seconds=0.2, **more)
+    return Settings.load(data_dir=folder / "data", workers=0, lease_seconds=2.0, poll_seconds=0.2, **more)
 
 
 @pytest.fixture

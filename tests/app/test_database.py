@@ -207,6 +207,20 @@ def test_a_read_only_transaction_says_so_on_both(settings: Settings, database: D
         Queue(database).submit("read", "k", {})
 
 
+@pytest.mark.parametrize("settings", ["postgres"], indirect=True)
+def test_a_postgres_that_restarts_is_found_again(settings: Settings, database: Database) -> None:
+    queue = Queue(database)
+    queue.submit("read", "before", {})
+    import psycopg
+
+    with psycopg.connect(settings.database_url or "") as other:
+        other.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE pid != pg_backend_pid() AND datname = current_database()"
+        )
+    assert queue.submit("read", "after", {}).state == "waiting"
+
+
 @pytest.mark.parametrize("content", [b"no database, but long enough for a header" * 20, b"SQLite format 3\x00junk"])
 def test_a_file_that_is_no_database_says_so(sqlite_settings: Settings, content: bytes) -> None:
     sqlite_settings.data_dir.mkdir(parents=True)

@@ -17,7 +17,8 @@ from fastapi.testclient import TestClient
 import app.main
 from app.settings import Settings
 print(Path(app.main.__file__).parent)
-with TestClient(app.main.create_app(Settings.load(data_dir=Path("data"), workers=0)), base_url="http://localhost") as client:
+made = app.main.create_app(Settings.load(data_dir=Path("data"), workers=0))
+with TestClient(made, base_url="http://localhost") as client:
     print(client.get("/").status_code, client.get("/static/legible.css").status_code)
     print(*sorted(c.slug for c in client.app.state.services.catalogue.checkpoints()))
 """
@@ -40,9 +41,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_everything_shipped_is_in_the_wheel(installed: Path) -> None:
     bundled = installed / "app" / "_bundled"
     for name in ("templates", "static", "migrations", "models"):
-        listed = subprocess.run(["git", "ls-files", "-z", name], cwd=ROOT, capture_output=True, text=True).stdout
-        tracked = {path for path in listed.split("\0") if path}
-        missing = [path for path in tracked if not (bundled / path).is_file()]
+        shipped = [path.relative_to(ROOT) for path in (ROOT / name).rglob("*") if path.is_file()]
+        missing = [str(path) for path in shipped if path.suffix != ".pyc" and not (bundled / path).is_file()]
         assert missing == []
     for package in ("app", "legible_core"):
         modules = {path.relative_to(ROOT) for path in (ROOT / package).rglob("*.py")}
