@@ -13,12 +13,15 @@ from __future__ import annotations
 import csv
 import io
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Form, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Form, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
+from starlette.convertors import Convertor, register_url_convertor
 
 from app.jobs import Job
 from app.pages.asking import (
@@ -51,29 +54,37 @@ PAGES_BYTES = 32 << 20
 TRUST_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(BaseModel):
     """The query of a reading's address; None where it leaves the choice open."""
 
-    position: int | None
-    target: int | None
-    contrast: int | None
-    relative_to: str | None
-    component: str | None
-    target_text: str
-    contrast_text: str
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
+    position: int | None = Field(default=None, ge=0, description="0-based; the token after it is read")
+    target: int | None = Field(default=None, ge=0, description="id of the token that is read")
+    contrast: int | None = Field(default=None, ge=0, description="id of the token it is compared with")
+    relative_to: Literal["nothing", "mean", "contrast"] | None = None
+    component: str | None = Field(default=None, max_length=40, description="the head or unit shown: L5.h2, L5.u263")
+    target_text: str = Field(default="", max_length=1000, description="a token by its text; its id takes its place")
+    contrast_text: str = Field(default="", max_length=1000)
 
-def asked(
-    position: Annotated[int | None, Query(ge=0, description="0-based; the token after it is read")] = None,
-    target: Annotated[int | None, Query(ge=0, description="id of the token that is read")] = None,
-    contrast: Annotated[int | None, Query(ge=0, description="id of the token it is compared with")] = None,
-    relative_to: Annotated[Literal["nothing", "mean", "contrast"] | None, Query()] = None,
-    component: Annotated[str | None, Query(max_length=40, description="the head or unit shown: L5.h2, L5.u263")] = None,
-    target_text: Annotated[str, Query(max_length=1000)] = "",
-    contrast_text: Annotated[str, Query(max_length=1000)] = "",
-) -> Asked:
-    return Asked(position, target, contrast, relative_to, component, target_text, contrast_text)
+    @classmethod
+    def of(cls, request: Request) -> Asked:
+        """The query of this request; a bad value is the same error as everywhere."""
+        try:
+            return cls.model_validate(dict(request.query_params))
+        except ValidationError as error:
+            found = [{**e, "loc": ("query", *e["loc"])} for e in error.errors(include_url=False)]
+            raise RequestValidationError(found) from None
+
+    def explicit(self) -> dict[str, Any]:
+        """What an address names, without the texts that were typed."""
+        return {
+            "position": self.position,
+            "target": self.target,
+            "contrast": self.contrast,
+            "relative_to": self.relative_to,
+            "component": self.component or None,
+        }
 
 
 @dataclass(slots=True)
@@ -85,6 +96,24 @@ class Kept:
     digest: str
     query: dict[str, Any]
     seen: float
+
+
+class _Digest(Convertor[str]):
+    """64 hexadecimal digits in a path."""
+
+    regex = "[0-9a-f]{64}"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+def setup(app: FastAPI) -> None:
+    """The page that is asked for most stands before all other routes, and is a plain one: half its time was the way."""
+    register_url_convertor("digest", _Digest())
+    app.router.add_route("/models/{slug}/readings/{digest:digest}", reading, methods=["GET"], include_in_schema=False)
 
 
 _pages: ByteCache[tuple[str, ...], Kept] = ByteCache(PAGES_BYTES)
@@ -104,7 +133,7 @@ def new(
 
 @router.get("/{digest}.json")
 def reading_json(
-    slug: str, digest: str, asked: Annotated[Asked, Depends(asked)], services: Annotated[Services, Depends(services)]
+    slug: str, digest: str, asked: Annotated[Asked, Query()], services: Annotated[Services, Depends(services)]
 ) -> Response:
     """The complete reading (docs/reading-schema.md), or 202 and the job while it is not stored yet."""
     prompt = find_prompt(services, digest)
@@ -118,7 +147,7 @@ def reading_json(
 
 @router.get("/{digest}/csv")
 def reading_csv(
-    slug: str, digest: str, asked: Annotated[Asked, Depends(asked)], services: Annotated[Services, Depends(services)]
+    slug: str, digest: str, asked: Annotated[Asked, Query()], services: Annotated[Services, Depends(services)]
 ) -> Response:
     """Every term of the sum as a table: component, kind, term, name."""
     stored = _find(services, digest, asked)
@@ -141,7 +170,7 @@ def delete(
 
 @router.post("/{digest}/collect")
 def collect(
-    slug: str, digest: str, request: Request, asked: Annotated[Asked, Depends(asked)],
+    slug: str, digest: str, request: Request, asked: Annotated[Asked, Query()],
     services: Annotated[Services, Depends(services)], on: Annotated[bool, Form()] = True,
 ) -> Response:  # fmt: skip
     """Put this reading into the collection on the home page, or take it out."""
@@ -157,33 +186,29 @@ def collect(
 
 
 @router.get("/{digest}")
-async def reading(
-    slug: str,
-    digest: str,
-    request: Request,
-    asked: Annotated[Asked, Depends(asked)],
-    services: Annotated[Services, Depends(services)],
-) -> Response:
-    """The page that everything serves."""
+async def reading(request: Request) -> Response:
+    """The page that everything serves; its query is the one of the .json twin, and `component`."""
+    # Nothing is injected here: a page that is kept is answered without a thread.
+    slug, digest = request.path_params["slug"], request.path_params["digest"]
     key = (str(request.base_url), slug, digest, request.url.query)
     kept = _pages.get(key)
     if kept is not None and time.monotonic() - kept.seen < TRUST_SECONDS:
         return HTMLResponse(kept.body)
-    return await run_in_threadpool(_open, slug, digest, request, asked, services, key, kept)
+    return await run_in_threadpool(_open, request, slug, digest, key, kept)
 
 
-def _open(
-    slug: str, digest: str, request: Request, asked: Asked, services: Services, key: tuple[str, ...], kept: Kept | None
-) -> Response:
+def _open(request: Request, slug: str, digest: str, key: tuple[str, ...], kept: Kept | None) -> Response:
+    services: Services = request.app.state.services
+    asked = Asked.of(request)
     urls = urls_for(request)
     if kept is None:
         prompt = find_prompt(services, digest)
         if slug != prompt.slug and not _names(services, slug, prompt.checkpoint_hash):
             # The slug moved to other weights: this reading stays under the name that it was made with.
-            return RedirectResponse(urls.reading(prompt.slug, digest, **vars_of(asked)), status_code=307)
+            return RedirectResponse(urls.reading(prompt.slug, digest, **asked.explicit()), status_code=307)
         spelled = _spelled(services, prompt, asked)
         if spelled != asked:
-            return RedirectResponse(urls.reading(slug, digest, **vars_of(spelled)), status_code=303)
+            return RedirectResponse(urls.reading(slug, digest, **spelled.explicit()), status_code=303)
     stored = _find(services, digest, asked)
     if stored is None:
         _pages.drop(key)
@@ -191,8 +216,8 @@ def _open(
         checkpoint, job = _submitted(services, prompt, asked)
         answered = _answered(asked, job)
         if job.state == "done" and answered != asked:
-            return RedirectResponse(urls.reading(slug, digest, **vars_of(answered)), status_code=303)
-        poll = urls.reading(slug, digest, **vars_of(asked))
+            return RedirectResponse(urls.reading(slug, digest, **answered.explicit()), status_code=303)
+        poll = urls.reading(slug, digest, **asked.explicit())
         context = waiting_page(services, prompt, checkpoint, job, slug, poll)
         return HTMLResponse(html(request, "reading_waiting.html", context))
     chosen = _explicit(stored, asked)
@@ -237,16 +262,6 @@ def _render(
     return html(request, "reading.html", context).encode(), panel.final
 
 
-def vars_of(asked: Asked) -> dict[str, Any]:
-    return {
-        "position": asked.position,
-        "target": asked.target,
-        "contrast": asked.contrast,
-        "relative_to": asked.relative_to,
-        "component": asked.component,
-    }
-
-
 def _find(services: Services, digest: str, asked: Asked) -> StoredReading | None:
     return services.store.find(
         digest, position=asked.position, target=asked.target, contrast=asked.contrast, relative_to=asked.relative_to
@@ -260,13 +275,13 @@ def _explicit(stored: StoredReading, asked: Asked) -> Chosen:
 def _spelled(services: Services, prompt: Prompt, asked: Asked) -> Asked:
     """Target and contrast typed as text become ids; the address then holds the ids."""
     if not asked.target_text and not asked.contrast_text:
-        return Asked(asked.position, asked.target, asked.contrast, asked.relative_to, asked.component or None, "", "")
+        return asked
     checkpoint = services.catalogue.get(prompt.checkpoint_hash)
     target = one_token(services, checkpoint, asked.target_text) if asked.target_text else asked.target
     contrast = one_token(services, checkpoint, asked.contrast_text) if asked.contrast_text else asked.contrast
     if contrast is not None and target is None:
         target = services.store.predicted(prompt.digest, asked.position)
-    return Asked(asked.position, target, contrast, None, asked.component, "", "")
+    return Asked(position=asked.position, target=target, contrast=contrast, component=asked.component)
 
 
 def _submitted(services: Services, prompt: Prompt, asked: Asked) -> tuple[Checkpoint, Job]:
@@ -287,7 +302,7 @@ def _submitted(services: Services, prompt: Prompt, asked: Asked) -> tuple[Checkp
 
 def _answered(asked: Asked, job: Job) -> Asked:
     """The same question with the target that the job found to be the most probable."""
-    return replace(asked, target=(job.result or {}).get("target", asked.target))
+    return asked.model_copy(update={"target": (job.result or {}).get("target", asked.target)})
 
 
 def _names(services: Services, slug: str, checkpoint_hash: str) -> bool:
