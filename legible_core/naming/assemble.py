@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import save_file
+from safetensors.numpy import save as serialise
 
 from legible_core import __version__, legibility
 from legible_core.errors import LegibleError, Unavailable
@@ -49,7 +49,7 @@ def write_names(
     folder = Path(folder)
     drafts = [folder / f".{name}.{secrets.token_hex(6)}" for name in (store.ARRAYS, store.JSON)]
     try:
-        save_file(arrays, drafts[0])
+        drafts[0].write_bytes(serialise(arrays))
         drafts[1].write_text(store.to_json_text(meta), encoding="utf-8")
         for draft in drafts:
             sync(draft)

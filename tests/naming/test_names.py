@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -205,6 +206,13 @@ def test_all_ordinary_is_undefined_everywhere(tokenizer: Tokenizer, ids: np.ndar
     again = Names.load(tmp_path)
     assert again is not None
     assert again.component(Unit(1, 5)) == names.component(Unit(1, 5))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX's")
+def test_both_files_have_the_users_ordinary_mode(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "ordinary").write_text("")
+    mode = (tmp_path / "ordinary").stat().st_mode
+    assert [(folder / name).stat().st_mode for name in ("names.json", "names.safetensors")] == [mode, mode]
 
 
 def test_names_of_other_weights_or_none_are_no_names(folder: Path, tmp_path: Path) -> None:
