@@ -193,8 +193,8 @@ class Describer:
         """Per write column the `count` tokens it promotes most, and the target's rank among them all (from 1).
 
         The weight of token v is ⟨W_U[v]⊙γ, column - mean(column)⟩ less its mean over the vocabulary: the logits that
-        one unit of activation adds, before the division by std(x). Where the names say which tokens their corpus holds
-        often enough, only those are ranked, and the target beside them whatever it is.
+        one unit of activation adds, before the division by std(x). With names, only tokens that their corpus holds
+        often enough are ranked, and the target beside them whatever it is.
         """
         often = self._often()
         result: list[tuple[tuple[Promoted, ...], int]] = []
@@ -211,11 +211,9 @@ class Describer:
         return result
 
     def _often(self) -> Tensor | None:
-        """(v,) bool: tokens that the named corpus holds often enough to be ranked; None where nothing says."""
+        """(v,) bool: tokens that the named corpus holds often enough to be ranked; None without names."""
         if self._ranked is None and self.names is not None:
-            often = getattr(self.names, "often", None)
-            if often is not None:
-                self._ranked = torch.from_numpy(np.array(often, dtype=bool)).to(self.model.token_embedding.device)
+            self._ranked = torch.from_numpy(self.names.often.copy()).to(self.model.token_embedding.device)
         return self._ranked
 
     # ---- measured on data --------------------------------------------------------------------------------------------
@@ -259,10 +257,7 @@ class Describer:
         return self.names.component(id)
 
     def named_masks(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Which channels (L, h, dh) and units (L, f) are SELECTIVE and labelled; None without names. Computed once.
-
-        Labelled: their promote list is enriched in a class; three quoted tokens are no label.
-        """
+        """Which channels (L, h, dh) and units (L, f) are SELECTIVE and labelled; None without names. Computed once."""
         if self.names is None:
             return None
         if self._masks is None:
@@ -270,9 +265,9 @@ class Describer:
             channels = np.zeros((config.n_layers, config.n_heads, config.d_head), dtype=bool)
             units = np.zeros((config.n_layers, config.feed_forward.d_ff), dtype=bool)
             for layer in range(config.n_layers):
-                for head in range(config.attention.n_special[layer]):
-                    channels[layer, head] = [is_named(name) for name in self.names.channels(layer, head)]
-                units[layer] = [is_named(name) for name in self.names.units(layer)]
+                bounded = config.attention.n_special[layer]
+                named, units[layer] = self.names.named(layer)
+                channels[layer, :bounded] = named.reshape(bounded, config.d_head)
             self._masks = (channels, units)
         return self._masks
 
@@ -308,11 +303,6 @@ def is_operand(config: ModelConfig, id: Component) -> bool:
     return isinstance(id, Operand | HeadOperand | QuantifierOperand)
 
 
-def is_named(name: ComponentName) -> bool:
-    """SELECTIVE, with a class as the label of its promote side."""
-    return name.cls == "SELECTIVE" and name.label is not None and name.label.kind == "class"
-
-
 def memberships(part: Any, name: str, rows: list[int], x: Float[Tensor, "*t d"]) -> Float[Tensor, n * t]:
     """σ of some rows of a read matrix (with its bias), float32; x is the normalised input in the compute dtype."""
     bias = optional(part, f"{name}_bias")
@@ -321,11 +311,8 @@ def memberships(part: Any, name: str, rows: list[int], x: Float[Tensor, "*t d"])
 
 
 def label_info(label: Label | None, agreement: float | None) -> LabelInfo | None:
-    """A names file's label as the schema writes it."""
-    if label is None:
-        return None
-    agreed = finite(agreement)
-    return LabelInfo(text=label.text, kind=label.kind, q=finite(label.q), n=label.n, of=label.of, agreement=agreed)
+    """A names file's label as the schema writes it; `agreement` belongs to the operand whose label it is."""
+    return None if label is None else LabelInfo(**label.to_json(), agreement=finite(agreement))
 
 
 def finite(value: float | None) -> float | None:

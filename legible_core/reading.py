@@ -190,6 +190,7 @@ class LabelInfo(_Part):
     q: float | None = None
     n: int | None = None
     of: int | None = None
+    share: float | None = None
     agreement: float | None = None
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from reading_samples import make_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from app.scanning import finish, prepare
 from legible_core.checkpoint import save
 from legible_core.config import Attention, FeedForward, ModelConfig
-from legible_core.registry import Checkpoint
+from legible_core.registry import Checkpoint, open_checkpoint
 
 TEXT = (
     "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness, "
@@ -47,3 +48,15 @@ def make_folder(root: Path, seed: int = 0) -> Checkpoint:
         feed_forward=FeedForward(48, 0.5, 0.25),
     )
     return save(root / "tiny-reader", make_model(config, seed), tokenizer, {"title": "Tiny reader"}, dtype="float32")
+
+
+def name_folder(checkpoint: Checkpoint) -> Checkpoint:
+    """Scan a few documents of `TEXT`'s words in changing order and put the names into the folder."""
+    words = TEXT.split()
+    corpus = checkpoint.path.parent / "corpus.txt"
+    corpus.write_text("<|endoftext|>".join(" ".join(words[i:] + words[:i]) for i in range(24)), encoding="utf-8")
+    scan = prepare(checkpoint, corpus, checkpoint.path.parent / "scans", device="cpu")
+    for _ in scan.run():
+        pass
+    finish(scan, checkpoint, None)
+    return open_checkpoint(checkpoint.path)
