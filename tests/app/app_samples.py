@@ -48,7 +48,7 @@ def token(number: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def eventually(condition: Callable[[], object], seconds: float = 15.0) -> None:
+def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait until `condition()` holds; fail when it does not in time."""
     until = time.monotonic() + seconds
     while not condition():

@@ -143,3 +143,12 @@ def test_serve_lists_every_setting() -> None:
     for name in Settings.model_fields:
         assert f"LEGIBLE_{name.upper()}" in listed
         assert "--" + ("allowed-host" if name == "allowed_hosts" else name.replace("_", "-")) in listed
+
+
+def test_the_documentation_lists_every_setting_as_it_is() -> None:
+    documented = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    for name, field in Settings.model_fields.items():
+        flag = "--allowed-host" if name == "allowed_hosts" else "--" + name.replace("_", "-")
+        shown = "" if field.default_factory or field.default in (None, "", ()) else f"`{field.default}`"
+        row = f"| `{flag}` | `LEGIBLE_{name.upper()}` | {shown} | {(field.description or '').rstrip('.')} |"
+        assert row in documented, row

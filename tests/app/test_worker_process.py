@@ -69,21 +69,21 @@ def lines(log: Path) -> list[str]:
 
 def test_an_idle_worker_is_woken_at_once(queue: Queue, start: Start, log: Path) -> None:
     start(LEGIBLE_POLL_SECONDS="60")
-    eventually(lambda: queue.workers(), 30)
+    eventually(lambda: queue.workers(), 60)
     time.sleep(0.5)  # it has looked once and waits now
     before = time.monotonic()
     job = submit(queue, "quick", log)
-    eventually(lambda: state(queue, job) == "done", 10)
-    assert time.monotonic() - before < 5
+    eventually(lambda: state(queue, job) == "done", 60)
+    assert time.monotonic() - before < 30
 
 
 def test_a_job_survives_kill_9_and_is_done_once(queue: Queue, start: Start, log: Path) -> None:
     job = submit(queue, "slow", log, batches=8)
     first = start()
-    eventually(lambda: len(lines(log)) >= 3, 30)
+    eventually(lambda: len(lines(log)) >= 3, 60)
     first.kill()
     start()
-    eventually(lambda: state(queue, job) == "done", 30)
+    eventually(lambda: state(queue, job) == "done", 60)
     done = queue.get(job.id)
     assert done.attempt == 2
     assert done.result is not None
@@ -97,13 +97,13 @@ def test_a_worker_that_stalls_past_its_lease_and_then_finishes_is_not_counted(
     go_on = tmp_path / "go-on"
     job = submit(queue, "stall", log, go_on=str(go_on))
     stalled = start()
-    eventually(lambda: lines(log), 30)
+    eventually(lambda: lines(log), 60)
     stop(stalled.pid, queue)
     start()
-    eventually(lambda: state(queue, job) == "done", 30)
+    eventually(lambda: state(queue, job) == "done", 60)
     go_on.touch()
     os.kill(stalled.pid, signal.SIGCONT)
-    eventually(lambda: [event.event for event in queue.events(job.id)][-1] == "refused", 15)
+    eventually(lambda: [event.event for event in queue.events(job.id)][-1] == "refused", 60)
     done = queue.get(job.id)
     assert (done.state, done.attempt, done.result) == ("done", 2, {"attempt": 2})
     assert [event.event for event in queue.events(job.id)].count("done") == 1
@@ -129,9 +129,9 @@ def stop(pid: int, queue: Queue) -> None:
 def test_a_job_that_is_stuck_in_a_living_worker_is_given_up(queue: Queue, start: Start, log: Path) -> None:
     job = submit(queue, "stuck", log)
     first = start(LEGIBLE_STALL_SECONDS="1")
-    assert first.wait(30) == 70
+    assert first.wait(60) == 70
     start()
-    eventually(lambda: state(queue, job) == "done", 30)
+    eventually(lambda: state(queue, job) == "done", 60)
     assert queue.get(job.id).attempt == 2
 
 
@@ -139,27 +139,27 @@ def test_a_job_that_is_stuck_in_a_living_worker_is_given_up(queue: Queue, start:
 def test_cancel_ends_a_running_job_after_its_batch(queue: Queue, start: Start, log: Path) -> None:
     job = submit(queue, "slow", log, batches=1000)
     start()
-    eventually(lambda: len(lines(log)) >= 2, 30)
+    eventually(lambda: len(lines(log)) >= 2, 60)
     eventually(lambda: (queue.get(job.id).share or 0) > 0)
     queue.cancel(job.id)
-    eventually(lambda: state(queue, job) == "cancelled", 5)
+    eventually(lambda: state(queue, job) == "cancelled", 60)
     ran = len(lines(log))
     after = submit(queue, "quick", log, "after")
-    eventually(lambda: state(queue, after) == "done", 5)
+    eventually(lambda: state(queue, after) == "done", 60)
     assert len(lines(log)) == ran + 1
 
 
 def test_a_reading_waits_for_one_batch_of_a_scan_at_most(queue: Queue, start: Start, log: Path) -> None:
     scan = submit(queue, "slow", log, "scan", batches=15)
     start()
-    eventually(lambda: len(lines(log)) >= 3, 30)
+    eventually(lambda: len(lines(log)) >= 3, 60)
     before = len(lines(log))
     reading = submit(queue, "quick", log, "reading")
-    eventually(lambda: state(queue, reading) == "done", 10)
+    eventually(lambda: state(queue, reading) == "done", 60)
     assert state(queue, scan) == "running"
     words = [line.split()[0] for line in lines(log)]
     assert words.index("quick") - before <= 1
-    eventually(lambda: state(queue, scan) == "done", 30)
+    eventually(lambda: state(queue, scan) == "done", 60)
     assert [line.split()[0] for line in lines(log)].count("batch") == 15
     assert queue.get(scan.id).attempt == 1
 
@@ -168,9 +168,9 @@ def test_a_reading_waits_for_one_batch_of_a_scan_at_most(queue: Queue, start: St
 def test_a_worker_told_to_end_puts_its_job_back(queue: Queue, start: Start, log: Path) -> None:
     job = submit(queue, "slow", log, batches=1000)
     process = start()
-    eventually(lambda: lines(log), 30)
+    eventually(lambda: lines(log), 60)
     process.terminate()
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     found = queue.get(job.id)
     assert (found.state, found.lost) == ("waiting", 0)
     assert queue.workers() == []
@@ -180,7 +180,7 @@ def test_a_worker_told_to_end_puts_its_job_back(queue: Queue, start: Start, log:
 def test_failures_are_sentences_and_keep_details_in_the_log(queue: Queue, start: Start, log: Path) -> None:
     refused, broken = submit(queue, "refuse", log, "a"), submit(queue, "bug", log, "b")
     start()
-    eventually(lambda: state(queue, broken) == "failed", 30)
+    eventually(lambda: state(queue, broken) == "failed", 60)
     error, internal = queue.get(refused.id).error, queue.get(broken.id).error
     assert error == {"code": "cannot", "message": "It cannot be done.", "hint": None}
     assert internal is not None
@@ -206,11 +206,11 @@ def test_a_worker_ends_when_its_parent_dies(sqlite_settings: Settings, tmp_path:
     )  # fmt: skip
     assert parent.stdout is not None
     worker = int(parent.stdout.readline())
-    eventually(lambda: log.exists(), 30)
+    eventually(lambda: log.exists(), 60)
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    eventually(lambda: not alive(worker), 15)
+    eventually(lambda: not alive(worker), 60)
     assert queue.get(job.id).state == "waiting"
     queue.database.close()
 
@@ -246,9 +246,9 @@ def test_a_killed_worker_is_replaced_and_its_job_finishes_once(
     queue: Queue, supervised: TestSupervisor, log: Path
 ) -> None:
     job = submit(queue, "slow", log, batches=10)
-    eventually(lambda: len(lines(log)) >= 2, 30)
+    eventually(lambda: len(lines(log)) >= 2, 60)
     os.kill(supervised.pids[0], signal.SIGKILL)
-    eventually(lambda: state(queue, job) == "done", 30)
+    eventually(lambda: state(queue, job) == "done", 60)
     assert len({line.split()[2] for line in lines(log)}) == 2
     assert [event.event for event in queue.events(job.id)].count("done") == 1
 
@@ -264,7 +264,7 @@ def test_a_job_that_kills_every_worker_fails_and_others_go_on(
     assert error["message"] == "The worker stopped while it ran this job (3 times), so it is not tried again."
     assert len(lines(log)) == 3
     after = submit(queue, "quick", log, "after")
-    eventually(lambda: state(queue, after) == "done", 30)
+    eventually(lambda: state(queue, after) == "done", 60)
 
 
 @on_sqlite
@@ -273,7 +273,7 @@ def test_the_supervisor_takes_its_workers_along(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([HERE, *sys.path]))
     with TestSupervisor(settings.model_copy(update={"workers": 2}), queue) as supervisor:
-        eventually(lambda: len(queue.workers()) == 2, 30)
+        eventually(lambda: len(queue.workers()) == 2, 60)
         pids = supervisor.pids
     assert len(pids) == 2
     assert not any(alive(pid) for pid in pids)
