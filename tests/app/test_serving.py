@@ -167,7 +167,7 @@ def test_killing_the_worker_during_a_reading(server: Server) -> None:
 
 def test_killing_the_worker_during_a_scan(server: Server, tmp_path: Path) -> None:
     corpus, out = tmp_path / "corpus.txt", tmp_path / "names"
-    corpus.write_text("the worst of the rest, the west and the test\n<|endoftext|>\n" * 2500)
+    corpus.write_text("the worst of the rest, the west and the test\n<|endoftext|>\n" * 1200)
     out.mkdir()
     payload = {"slug": "small", "corpus": str(corpus), "out": str(out)}
     job = server.queue.submit("scan", "scan:small", payload, priority=BACKGROUND)
