@@ -1,10 +1,10 @@
 """The vocabulary of shapes, used in every signature that takes or gives tensors.
 
-    b       batch                   t       token position
-    d       residual width          h       attention head
-    dh      head width              f       hidden (feed-forward) unit
-    p       pair                    q       quantifier
-    v       vocabulary entry
+b       batch                   t       token position
+d       residual width          h       attention head
+dh      head width              f       hidden (feed-forward) unit
+p       pair                    q       quantifier
+v       vocabulary entry
 """
 
 from __future__ import annotations

@@ -106,6 +106,8 @@ def save(
         save_file(tensors, draft / files.WEIGHTS, metadata={"format": "pt"})
         shutil.copyfile(tokenizer_path, draft / files.TOKENIZER)
         (draft / files.CONFIG).write_text(_config_text(model.config), encoding="utf-8")
+        # safetensors keeps its files to their owner; weights are as readable as the rest of the folder.
+        shutil.copymode(draft / files.CONFIG, draft / files.WEIGHTS)
         identity = identify(draft)
         (draft / files.CARD).write_text(card.render(identity), encoding="utf-8")
         _keep_names(folder, draft, identity)

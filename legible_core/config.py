@@ -145,9 +145,9 @@ class ModelConfig:
     unembedding_bias: bool = False
 
     def __post_init__(self) -> None:
-        sizes = {
-            name: getattr(self, name) for name in ("n_layers", "d_model", "n_heads", "context", "vocab_size")
-        } | {"d_ff": self.feed_forward.d_ff}
+        sizes = {name: getattr(self, name) for name in ("n_layers", "d_model", "n_heads", "context", "vocab_size")} | {
+            "d_ff": self.feed_forward.d_ff
+        }
         for name, size in sizes.items():
             if type(size) is not int or not 1 <= size <= MAX_SIZE:
                 raise _bad(f"{name} is {size!r}; it must be a whole number from 1 to {MAX_SIZE}")

@@ -230,3 +230,9 @@ def test_what_a_killed_save_left_behind_goes_with_a_later_one(folder: Path, toke
     save(folder, small_model(), tokenizer_path)
     assert not stale.exists()
     assert fresh.exists()
+
+
+def test_every_file_has_the_same_mode(tmp_path: Path, tokenizer_path: Path) -> None:
+    folder = tmp_path / "ckpt"
+    save(folder, small_model(), tokenizer_path)
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
