@@ -60,7 +60,8 @@ def heads_grid(heads: np.ndarray, href: Href, selected: str | None = None) -> Ma
             text = ""
             if tone != "z0" and cell >= 30:
                 on = f" on-{tone}" if tone in ("p4", "n4") else ""
-                text = f'<text class="cell{on}" x="{x + (cell - 3) / 2:g}" y="{y + 15}">{_short(value)}</text>'
+                shown = _short(value, 1 if scale >= 1 else 2)
+                text = f'<text class="cell{on}" x="{x + (cell - 3) / 2:g}" y="{y + 15}">{shown}</text>'
             parts.append(
                 f'<a href="{escape(href(name))}" aria-label="{name} {signed(value)}"{_current(name == selected)}>'
                 f'<rect class="{tone}" x="{x}" y="{y}" width="{cell - 3}" height="{ROW - 4}"/>{text}</a>'
@@ -123,9 +124,10 @@ def unit_strips(
     parts.append(f'<path class="line" d="M{zero:g} 0V{ROW * layers}"/>')
     parts.extend(f'<path class="d{grade}" d="{"".join(bars)}"/>' for grade, bars in enumerate(grades, 1) if bars)
     parts.extend(marks)
+    digits = 1 if scale >= 1 else 2
     for share in (-1.0, -0.25, 0.0, 0.25, 1.0):
         x = zero + math.copysign(math.sqrt(abs(share)), share) * half
-        parts.append(f'<text x="{x:.0f}" y="{height - 4}" text-anchor="middle">{signed(share * scale, 1)}</text>')
+        parts.append(f'<text x="{x:.0f}" y="{height - 4}" text-anchor="middle">{signed(share * scale, digits)}</text>')
     return Markup("".join(parts) + "</svg>")
 
 
@@ -262,10 +264,12 @@ def _current(yes: bool) -> str:
     return ' aria-current="true"' if yes else ""
 
 
-def _short(value: float) -> str:
-    """+.7 or −1.2: what fits into a cell."""
-    text = signed(value, 1)
-    return text.replace("0.", ".") if abs(value) < 0.95 else text
+def _short(value: float, digits: int) -> str:
+    """+.7, −1.2 or +.07: what fits into a cell; the sign alone where the digits would all be 0."""
+    text = signed(value, digits)
+    if text.startswith("0"):
+        return "+" if value > 0 else "−"
+    return text.replace("0.", ".", 1) if text[1:3] == "0." else text
 
 
 def _indices(ids: Sequence[str], selected: str | None) -> dict[int, list[int]]:

@@ -251,8 +251,12 @@ class Store:
         collected: bool = False,
         limit: int = 20,
         before: float | None = None,
+        mentioning: str | None = None,
     ) -> list[ReadingCard]:
-        """The newest readings, newest first; page on with `before=cards[-1].created_at`."""
+        """The newest readings, newest first; page on with `before=cards[-1].created_at`.
+
+        `mentioning` is a component's id: only readings that name it among their strongest contributors.
+        """
         query = (
             select(
                 *ReadingRow.__table__.c,
@@ -271,6 +275,10 @@ class Store:
             query = query.where(ReadingRow.collected_at.is_not(None))
         if before is not None:
             query = query.where(ReadingRow.created_at < before)
+        if mentioning is not None:
+            # A summary is JSON text without spaces, in which operands and floor terms have ids of other forms.
+            named = RevisionRow.summary.contains(f'"id":"{mentioning}",', autoescape=True)
+            query = query.where(select(RevisionRow.id).where(RevisionRow.reading_id == ReadingRow.id, named).exists())
         with self.database.read() as connection:
             return [_card(row) for row in connection.execute(query)]
 

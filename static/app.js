@@ -54,8 +54,7 @@
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("button[data-copy]");
     if (!button) return;
-    const path = button.dataset.copy;
-    await copy(button.hasAttribute("data-address") ? new URL(path, location.href).href : path);
+    await copy(button.hasAttribute("data-address") ? location.href : button.dataset.copy);
     const before = button.textContent;
     button.textContent = button.dataset.done || "copied";
     say(button.textContent);
@@ -77,6 +76,14 @@
       const next = all[all.indexOf(link) + step];
       if (next) { event.preventDefault(); next.focus(); }
     }
+    // Dense tables: up and down walk from row to row.
+    const row = box.closest?.(".dense tr");
+    const down = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
+    if (row && down && box.matches("a")) {
+      const next = row[down]?.querySelector("a");
+      if (next) { event.preventDefault(); next.focus(); }
+    }
+    if (event.key === "Escape") hide();
     if (event.key === "Escape") document.querySelectorAll("details.menu[open]").forEach((menu) => { menu.open = false; });
   });
 
@@ -85,6 +92,27 @@
       if (!menu.contains(event.target)) menu.open = false;
     });
   });
+
+  // The evidence of a name, while it is pointed at or focused; kept inside the window.
+  const tip = document.createElement("div");
+  tip.id = "tip";
+  tip.hidden = true;
+  const hide = () => { tip.hidden = true; };
+  const show = (event) => {
+    const name = event.target.closest?.("[data-ev]");
+    if (!name) return hide();
+    tip.textContent = name.dataset.ev;
+    if (!tip.isConnected) document.body.append(tip);
+    tip.hidden = false;
+    const at = name.getBoundingClientRect();
+    const below = at.bottom + 6 + tip.offsetHeight < innerHeight;
+    tip.style.left = `${Math.max(8, Math.min(at.left, innerWidth - tip.offsetWidth - 8))}px`;
+    tip.style.top = `${below ? at.bottom + 6 : Math.max(8, at.top - tip.offsetHeight - 6)}px`;
+  };
+  document.addEventListener("pointerover", show);
+  document.addEventListener("focusin", show);
+  document.addEventListener("focusout", hide);
+  document.addEventListener("scroll", hide, { capture: true, passive: true });
 
   // Plotly figures: data in a JSON block, colours from the page, redrawn when light turns dark.
   const draw = () => {

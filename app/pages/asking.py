@@ -45,21 +45,25 @@ async def prompt_form(request: Request) -> PromptForm:
     return PromptForm(fields.get("prompt", ""), fields.get("model") or None, fields.get("example"))
 
 
-def start_reading(services: Services, urls: Urls, checkpoint: Checkpoint, text: str) -> str:
+def start_reading(
+    services: Services, urls: Urls, checkpoint: Checkpoint, text: str, target: int | None = None
+) -> str:
     """The address of the reading of `text`'s last prediction; its job is in SQL when this returns.
 
-    Raises LegibleError in one sentence for a text that cannot be read.
+    `target` is the token to read, the most probable one when it is None. Raises LegibleError in one sentence for a
+    text that cannot be read.
     """
     ids = tuple(int(i) for i in services.tokenizers.call("encode", checkpoint.tokenizer_path, text))
-    request = ReadingRequest(checkpoint.hash, ids, dtype=services.settings.dtype)
+    dtype = services.settings.dtype
+    request = ReadingRequest(checkpoint.hash, ids, target=target, dtype=dtype)
     request.check(checkpoint.config)
-    stored = services.store.find(request.digest)
+    stored = services.store.find(request.digest, target=target)
     if stored is not None:
         return urls.reading(checkpoint.slug, request.digest, position=stored.position, target=stored.target)
     position = len(ids) - 1
-    request = ReadingRequest(checkpoint.hash, ids, position=position, dtype=services.settings.dtype)
+    request = ReadingRequest(checkpoint.hash, ids, position=position, target=target, dtype=dtype)
     submit_reading(services, request, slug=checkpoint.slug, text=text.replace("\r\n", "\n"))
-    return urls.reading(checkpoint.slug, request.digest, position=position)
+    return urls.reading(checkpoint.slug, request.digest, position=position, target=target)
 
 
 def submit_reading(services: Services, request: ReadingRequest, *, slug: str, text: str) -> Job:

@@ -44,12 +44,16 @@ def panel_for(
     slug: str,
     text: str,
 ) -> PanelChoice:
-    """The panel of `chosen.component`, or of the strongest unit when none is chosen; NotFound for an unknown one."""
+    """The panel of `chosen.component`, or of the strongest unit, a named one if it can be, when none is chosen.
+
+    Raises NotFound for a component that does not exist.
+    """
     summary = reading.summary
     vocabulary = checkpoint.config.vocab_size if checkpoint is not None else 0
     top = {c.id: c for c in summary.top}
     if chosen.component is None:
-        strongest = next((c for c in summary.top if c.kind != "head"), None)
+        units = [c for c in summary.top if c.kind != "head"]
+        strongest = next((c for c in units if c.kind != "gelu"), units[0] if units else None)
         if strongest is None:
             return PanelChoice(None)
         return PanelChoice(component_panel(strongest, urls.unit(slug, strongest.id), vocabulary))

@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.pages.asking import PromptForm, prompt_form, start_reading
 from app.pages.reading_view import Chosen
-from app.pages.view import clipped, page, percent, short, twin
+from app.pages.view import chance, clipped, page, percent, short, twin
 from app.services import Services, services
 from app.store import ReadingCard
 from app.urls import Urls, urls_for
@@ -45,9 +45,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt, and what this checkpoint makes of it where its folder says so."""
+    """A prompt, and what this checkpoint makes of it where its folder says so; `target` is the token that is read."""
 
     prompt: str
+    target: int | None = None
     token: str | None = None
     said: str | None = None
 
@@ -107,8 +108,11 @@ def read(
     if checkpoint is None:
         raise LegibleError("No checkpoint is here yet, so nothing can be read; add one with `legible add FOLDER`.")
     # A browser sends every line break of a text area as CRLF; the tokenizer turns it back into LF.
-    text = form.prompt if form.example is None else form.example
-    address = start_reading(services, urls_for(request), checkpoint, text)
+    if form.example is None:
+        address = start_reading(services, urls_for(request), checkpoint, form.prompt)
+    else:
+        chosen = _example(checkpoint, form.example)
+        address = start_reading(services, urls_for(request), checkpoint, chosen.prompt, chosen.target)
     return RedirectResponse(address, status_code=303)
 
 
@@ -116,8 +120,8 @@ def _home(services: Services, urls: Urls, model: str | None, prompt: str) -> Hom
     entries = services.catalogue.entries()
     checkpoints = [entry.checkpoint for entry in entries if entry.checkpoint is not None]
     chosen = next((c for c in checkpoints if c.slug == model), None) or _default(checkpoints)
-    recent = _cards(urls, services.store.readings(limit=SHOWN))
-    collected = _cards(urls, services.store.readings(collected=True, limit=SHOWN))
+    recent = reading_cards(urls, services.store.readings(limit=SHOWN))
+    collected = reading_cards(urls, services.store.readings(collected=True, limit=SHOWN))
     lists = [CardList("Recent readings", "None yet. What you read is kept here, and under its own address.", recent)]
     if collected:
         lists.append(CardList("Collected", "", collected))
@@ -159,32 +163,44 @@ def examples_of(checkpoint: Checkpoint) -> tuple[Example, ...]:
     """The checkpoint's own examples (examples.json beside its weights), else the general ones."""
     path = checkpoint.path / EXAMPLES_FILE
     try:
-        found = _read_examples(path, path.stat().st_mtime_ns)
-    except (OSError, ValueError, KeyError, TypeError):
+        found = _read_examples(path, checkpoint.hash, path.stat().st_mtime_ns)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         found = ()
     return found or tuple(Example(prompt) for prompt in EXAMPLES)
 
 
 @lru_cache(maxsize=32)
-def _read_examples(path: Path, _modified: int) -> tuple[Example, ...]:
-    rows = json.loads(path.read_text(encoding="utf-8"))
+def _read_examples(path: Path, checkpoint_hash: str, _modified: int) -> tuple[Example, ...]:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    # Examples are facts about weights: those of others are not shown.
+    rows = found["examples"] if found["checkpoint"] == checkpoint_hash else []
     return tuple(
         Example(
             str(row["prompt"]),
+            None if row.get("target") is None else int(row["target"]),
             str(row["token"]),
-            f"probability {float(row['probability']):.2f}, rank {int(row['rank'])}",
+            f"probability {chance(float(row['probability']))}, rank {int(row['rank'])}",
         )
         for row in rows[:6]
     )
 
 
-def _cards(urls: Urls, cards: list[ReadingCard]) -> tuple[Card, ...]:
+def _example(checkpoint: Checkpoint, number: str) -> Example:
+    """The example with this number in the list that the page showed."""
+    listed = examples_of(checkpoint)
+    if not number.isdecimal() or not int(number) < len(listed):
+        raise LegibleError(f"There is no example {number[:20]!r}; choose one on the home page.", status=404)
+    return listed[int(number)]
+
+
+def reading_cards(urls: Urls, cards: list[ReadingCard], component: str | None = None) -> tuple[Card, ...]:
+    """Links to readings, each with its target; with `component` shown beside the figure."""
     return tuple(
         Card(
             href=urls.reading(
                 c.slug,
                 c.digest,
-                **Chosen(c.position, c.target, c.contrast, c.relative_to).query(),
+                **Chosen(c.position, c.target, c.contrast, c.relative_to, component).query(),
             ),
             text=clipped(c.text),
             target=c.target_display,

@@ -19,7 +19,7 @@ from app.figures import heads_grid, signed, unit_strips
 from app.pages.formula import Piece, formula, operand_piece
 from app.pages.named import channel_piece
 from app.pages.panel import Panel
-from app.pages.view import clipped, percent
+from app.pages.view import chance, clipped, percent
 from app.urls import Urls
 from legible_core.config import ModelConfig
 from legible_core.naming.names import Names
@@ -252,7 +252,7 @@ def _predictions(summary: Summary, chosen: Chosen) -> tuple[PredictionChip, ...]
         chips.append(
             PredictionChip(
                 display=p.display,
-                probability=f"{p.probability:.2f}" if p.probability >= 0.005 else f"{p.probability:.0e}",
+                probability=chance(p.probability),
                 title=f"token {p.id}, logit {signed(p.logit)}, probability {p.probability:.4f}",
                 href=f"?position={chosen.position}&target={p.id}",
                 contrast_href=Chosen(

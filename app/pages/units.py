@@ -12,6 +12,7 @@ from markupsafe import Markup
 from app.figures import decay_curve, histogram
 from app.pages.contexts import AskedContext, Context, asked_context, context_of
 from app.pages.formula import Piece, operand_piece, plain, promote_piece
+from app.pages.home import Card, reading_cards
 from app.pages.layers import check_layer
 from app.pages.named import component_of, names_of, operands_of, pieces_of
 from app.pages.panel import KIND_NAMES
@@ -24,6 +25,8 @@ from legible_core.registry import Checkpoint
 from legible_core.units import GLYPHS, Unit, parse
 
 router = APIRouter(prefix="/models/{slug}/units", default_response_class=HTMLResponse)
+
+MATTERED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class UnitPage:
     decay: float | None
     half_life: float | None
     context: Context
+    mattered: tuple[Card, ...]
     before: str | None
     after: str | None
 
@@ -143,6 +147,11 @@ def _unit(services: Services, checkpoint: Checkpoint, unit: Unit, asked: AskedCo
         curve=decay_curve(decay) if decay is not None else None,
         decay=decay,
         half_life=name.half_life if name is not None else None,
+        mattered=reading_cards(
+            urls,
+            services.store.readings(checkpoint_hash=checkpoint.hash, mentioning=str(unit), limit=MATTERED),
+            component=str(unit),
+        ),
         context=context_of(services, urls, checkpoint, unit, asked, address),
         before=urls.unit(checkpoint.slug, Unit(unit.layer, unit.unit - 1)) if unit.unit else None,
         after=urls.unit(checkpoint.slug, Unit(unit.layer, unit.unit + 1))

@@ -54,7 +54,7 @@ def environment() -> Environment:
     made.filters.update(
         signed=signed, percent=percent, short=short, exponent=exponent, seconds=seconds, bytes=size, count=count,
         half_life=tokens, attribute=attribute,
-        json_block=json_block, pretty=pretty,
+        json_block=json_block, chance=chance, pretty=pretty,
     )  # fmt: skip
     made.globals.update(GLYPHS=GLYPHS)
     return made
@@ -103,7 +103,15 @@ def plain(data: Any) -> Any:
 
 def percent(value: float | None, digits: int = 0) -> str:
     """82 %, or – where it is undefined."""
-    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f} %"
+    if value is None or not math.isfinite(value):
+        return "–"
+    text = f"{100 * value:.{digits}f}"
+    return f"{text.removeprefix('-') if float(text) == 0 else text.replace('-', '−')} %"
+
+
+def chance(value: float) -> str:
+    """A probability: 0.83, or 4e-04 where two decimals would say nothing."""
+    return f"{value:.2f}" if value >= 0.005 else f"{value:.0e}"
 
 
 def short(value: float | None, digits: int = 2) -> str:

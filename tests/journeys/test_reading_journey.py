@@ -99,7 +99,7 @@ def buttons(page: Page, address: str) -> None:
     """Share copies the address, copy copies the real text, json and csv open."""
     page.get_by_role("button", name="share").click()
     expect(page.get_by_role("button", name="address copied")).to_be_visible()
-    assert page.evaluate("navigator.clipboard.readText()") == address
+    assert page.evaluate("navigator.clipboard.readText()") == page.url == address
     page.get_by_role("button", name="copy text").click()
     expect(page.get_by_role("button", name="copied").first).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == PROMPT

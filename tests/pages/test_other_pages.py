@@ -168,6 +168,16 @@ def test_unit_over_the_tokens_of_a_reading(site: Site) -> None:
     assert re.search(r'title="\d+: value [0-9.]+"', page)
 
 
+def test_unit_page_lists_the_readings_where_it_mattered(site: Site) -> None:
+    address = site.read("it was the best of times")
+    data = site.client.get(address.replace("?", ".json?")).json()
+    inside = next(c["id"] for c in data["top"] if c["kind"] != "head")
+    named = {c["id"] for c in data["top"]}
+    outside = next(f"L0.u{unit}" for unit in range(48) if f"L0.u{unit}" not in named)
+    assert f"{address}&component={inside}" in links(site.client.get(f"/models/{SLUG}/units/{inside}").text)
+    assert "Where it mattered" not in site.client.get(f"/models/{SLUG}/units/{outside}").text
+
+
 def test_model_page_gives_every_figure_its_table(shared: Site) -> None:
     page = shared.client.get(f"/models/{SLUG}").text
     blocks = re.findall(r'<script type="application/json" id="data-([\w-]+)">(.*?)</script>', page, re.DOTALL)
@@ -208,16 +218,22 @@ def test_a_checkpoint_that_is_refused_is_listed_with_its_reason(site: Site, tmp_
 
 def test_examples_come_from_the_checkpoint(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "models", scan=False)
-    (checkpoint.path / "examples.json").write_text(
-        json.dumps([{"prompt": "it was <b>", "token": "·worst", "probability": 0.25, "rank": 3}]), encoding="utf-8"
-    )
+    rows = [{"prompt": "it was <b>", "target": 7, "token": "·worst", "probability": 0.25, "rank": 3}]
+    file = checkpoint.path / "examples.json"
+    file.write_text(json.dumps({"checkpoint": checkpoint.hash, "examples": rows}), encoding="utf-8")
     own = open_site(tmp_path / "data", checkpoint)
     try:
-        text = "".join(parsed(own.client.get("/").text).text)
+        text = "".join(parsed(own.client.get(f"/?model={SLUG}").text).text)
         assert "it was <b>" in text
         assert "probability 0.25, rank 3" in text
-        (checkpoint.path / "examples.json").write_text("[3]", encoding="utf-8")
-        assert "It was the best of times, it was the" in own.client.get("/").text
+        asked = {"model": SLUG, "example": "0"}
+        assert own.client.post("/", data=asked).headers["location"].endswith("&target=7")
+        assert own.client.post("/", data={**asked, "example": "1"}).status_code == 404
+        for broken in ("[3]", "{", json.dumps({"checkpoint": "0" * 64, "examples": rows})):
+            file.write_text(broken, encoding="utf-8")
+            page = own.client.get(f"/?model={SLUG}").text
+            assert "It was the best of times, it was the" in page
+            assert "rank 3" not in page
     finally:
         own.services.close()
 
