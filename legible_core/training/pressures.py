@@ -24,8 +24,10 @@ class Pressure:
     """One surface's pressure.
 
     sparsity, crispness: λ_s and λ_c, one number for all layers or one per layer. `start_tokens` and `ramp_tokens` say
-    when sparsity begins and over how many tokens it rises linearly to its full strength. The regime decides which of
-    the two act; a strength without its regime is refused, so that a recipe says what it does.
+    when sparsity begins and over how many tokens it rises linearly to its full strength. From `relax_tokens` on (unless
+    it is 0) both strengths are multiplied by `relax_factor`, one number or one per layer: what shapes operands early
+    starves them when it goes on. The regime decides which of the two act; a strength without its regime is refused, so
+    that a recipe says what it does.
     """
 
     regime: Regime = "none"
@@ -34,24 +36,28 @@ class Pressure:
     target: Target = "operands"
     start_tokens: int = 0
     ramp_tokens: int = 0
+    relax_tokens: int = 0
+    relax_factor: float | tuple[float, ...] = 1.0
 
     def __post_init__(self) -> None:
         if self.regime not in get_args(Regime):
             raise _bad(f"regime {self.regime!r} does not exist; use none, sparsity, crispness or both")
         if self.target not in get_args(Target):
             raise _bad(f"target {self.target!r} does not exist; use operands or outputs")
-        for name, active in (("sparsity", ("sparsity", "both")), ("crispness", ("crispness", "both"))):
-            value = getattr(self, name)
-            strengths = value if isinstance(value, tuple) else (value,)
+        for name in ("sparsity", "crispness", "relax_factor"):
+            strengths = _as_tuple(getattr(self, name))
             if any(not isinstance(s, int | float) or isinstance(s, bool) or not 0 <= s < 1e6 for s in strengths):
                 raise _bad(f"{name} must be a number of at least 0, or a list with one per layer")
-            if (self.regime in active) != any(s > 0 for s in strengths):
+        for name, active in (("sparsity", ("sparsity", "both")), ("crispness", ("crispness", "both"))):
+            value = getattr(self, name)
+            if (self.regime in active) != any(s > 0 for s in _as_tuple(value)):
                 raise _bad(f"regime {self.regime} and {name} = {value} contradict each other")
 
     def strength(self, name: Literal["sparsity", "crispness"], layer: int, tokens: int) -> float:
         """λ of a layer after `tokens` training tokens."""
-        value = getattr(self, name)
-        full = float(value[layer] if isinstance(value, tuple) else value)
+        full = _of_layer(getattr(self, name), layer)
+        if self.relax_tokens and tokens >= self.relax_tokens:
+            full *= _of_layer(self.relax_factor, layer)
         if name == "crispness" or (not self.start_tokens and not self.ramp_tokens):
             return full
         if tokens < self.start_tokens:
@@ -100,6 +106,14 @@ class _Penalty(torch.autograd.Function):
         slope = value * (-2.0 * crispness)
         slope += sparsity + crispness
         return slope.mul_(grad.to(slope.dtype)), None, None
+
+
+def _as_tuple(value: float | tuple[float, ...]) -> tuple[float, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _of_layer(value: float | tuple[float, ...], layer: int) -> float:
+    return float(value[layer] if isinstance(value, tuple) else value)
 
 
 def _bad(reason: str) -> LegibleError:

@@ -133,9 +133,16 @@ def test_sparsity_may_start_late_and_rise() -> None:
     assert pressure.strength("crispness", 0, 0) == 0.1
 
 
+def test_both_pressures_may_relax_by_layer() -> None:
+    pressure = Pressure("both", 0.02, (0.1, 0.2), relax_tokens=500, relax_factor=(1.0, 0.25))
+    assert [pressure.strength("sparsity", 1, t) for t in (0, 499, 500)] == [0.02, 0.02, 0.005]
+    assert [pressure.strength("crispness", layer, 500) for layer in (0, 1)] == [0.1, 0.05]
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
+        ({"relax_factor": -1.0}, "relax_factor must be"),
         ({"regime": "crisp"}, "does not exist"),
         ({"regime": "sparsity", "crispness": 0.1, "sparsity": 0.1}, "contradict"),
         ({"regime": "both", "sparsity": 0.1}, "contradict"),
