@@ -146,19 +146,20 @@ def contributors(top: tuple[Contributor, ...], target: str) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, justify in (("term", "right"), ("component", "left"), ("operation over its operands here", "left")):
-        table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=name != "operation")
-    table.add_column("promotes")
-    table.add_column(f"rank of {target}", justify="right")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table.add_column("term", justify="right", no_wrap=True, min_width=6)
+    table.add_column("component", no_wrap=True, min_width=9)
+    table.add_column(f"{target} ranks", justify="right", min_width=6)
+    table.add_column("operation over its operands here", min_width=20)
+    table.add_column("promotes", no_wrap=True, overflow="ellipsis")
     for row in top:
         term = Text(f"{row.value:+.3f}", style="red" if row.value > 0 else "blue")
-        promotes = " ".join(token.display for token in row.promotes[:6])
-        name = row.formula or (row.label.text if row.label is not None else "")
+        tokens = " ".join(token.display for token in row.promotes[:6])
+        # A label of kind "tokens" only repeats the list.
+        named = row.label is not None and row.label.kind == "class"
+        promotes = f"{row.label.text}: {tokens}" if row.label is not None and named else tokens
         rank = "" if row.target_rank is None else str(row.target_rank)
-        table.add_row(
-            term, Text(f"{row.glyph} {row.id}"), Text(operation(row)), Text(f"{name}  {promotes}".strip()), rank
-        )
+        table.add_row(term, Text(f"{row.glyph} {row.id}"), rank, Text(operation(row)), Text(promotes))
     return table
 
 
