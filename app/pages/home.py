@@ -151,12 +151,22 @@ def describe(checkpoint: Checkpoint) -> str:
     parts = [checkpoint.kind, f"{checkpoint.parameters / 1e6:.1f} M parameters"]
     if checkpoint.perplexity is not None:
         parts.append(f"perplexity {short(checkpoint.perplexity, 1)}")
-    figures = checkpoint.legibility
-    if "operands_alive_and_named" in figures:
-        parts.append(f"operands alive and named {percent(figures['operands_alive_and_named'] / 100)}")
-    elif "operands_crisp" in figures:
-        parts.append(f"operands crisp {percent(figures['operands_crisp'] / 100)}")
+        # No legible figure without the quality beside it.
+        parts += [f"{words} {percent(share)}" for words, share in legible_shares(checkpoint)]
     return ", ".join(parts)
+
+
+def legible_shares(checkpoint: Checkpoint) -> list[tuple[str, float]]:
+    """What the card says of the operands: shares between 0 and 1, passed over where it gives none or no number."""
+    found = []
+    for key, words in (("nameable", "operands nameable"), ("labelled", "labelled")):
+        try:
+            share = checkpoint.card.number(key)
+        except LegibleError:
+            continue
+        if share is not None and 0 <= share <= 1:
+            found.append((words, share))
+    return found
 
 
 def examples_of(checkpoint: Checkpoint) -> tuple[Example, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any
@@ -26,7 +27,10 @@ CLASSES = (("SELECTIVE", "selective"), ("FUZZY", "fuzzy"), ("CONSTANT", "constan
 # What a card says, in words; anything else on it is shown as written.
 CARD_WORDS = {
     "hash": "weights hash", "data": "data", "tokens": "tokens trained", "recipe": "recipe", "licence": "licence",
-    "loss": "loss (nats a token)", "perplexity": "perplexity",
+    "loss": "loss (nats a token)", "loss_se": "its standard error", "measured_tokens": "measured on, tokens",
+    "heldout": "measured on", "crisp": "operands crisp", "on": "operands ON", "selective": "operands SELECTIVE",
+    "constant": "operands CONSTANT", "alive": "operands alive", "nameable": "operands nameable",
+    "labelled": "operands labelled", "value_selective": "value channels SELECTIVE",
 }  # fmt: skip
 QUALITY_WORDS = {"loss": "loss (nats a token)", "loss_se": "its standard error", "tokens": "predicted tokens"}
 CORPUS_WORDS = {"name": "text", "naming": "tokens for names", "held_out": "tokens held out for agreement"}
@@ -72,6 +76,14 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """A part of the card's prose: "heading", "list", "plain" (kept as written, such as a table) or "paragraph"."""
+
+    kind: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerLink:
     layer: int
     href: str
@@ -85,7 +97,7 @@ class ModelPage:
     name: str
     said: str
     card: tuple[Fact, ...]
-    body: str
+    body: tuple[Block, ...]
     quality: tuple[Fact, ...]
     scanned: tuple[Fact, ...]
     missing: str | None
@@ -151,7 +163,7 @@ def _model(checkpoint: Checkpoint, urls: Urls) -> ModelPage:
         name=checkpoint.title,
         said=describe(checkpoint),
         card=card,
-        body=checkpoint.card.body,
+        body=_blocks(checkpoint.card.body),
         quality=_quality(checkpoint, names),
         scanned=_scanned(names),
         missing=missing,
@@ -163,6 +175,26 @@ def _model(checkpoint: Checkpoint, urls: Urls) -> ModelPage:
         config=checkpoint.config.to_json(),
         hash=checkpoint.hash,
     )
+
+
+def _blocks(text: str) -> tuple[Block, ...]:
+    """The prose of a card as blocks; what looks like no heading, list or table is a paragraph, its lines joined."""
+    blocks = []
+    for part in re.split(r"\n\s*\n", text.strip()):
+        lines = part.split("\n")
+        if lines[0].startswith("#"):
+            blocks.append(Block("heading", (lines[0].lstrip("#").strip(),)))
+            lines = lines[1:]
+        if not "".join(lines).strip():
+            continue
+        if all(line.startswith(("- ", "* ", "  ")) for line in lines):
+            items = re.split(r"^[-*] ", "\n".join(lines), flags=re.MULTILINE)
+            blocks.append(Block("list", tuple(" ".join(item.split()) for item in items if item.strip())))
+        elif any(line.lstrip().startswith(("|", "```")) for line in lines):
+            blocks.append(Block("plain", ("\n".join(lines),)))
+        else:
+            blocks.append(Block("paragraph", (" ".join(" ".join(lines).split()),)))
+    return tuple(blocks)
 
 
 def _quality(checkpoint: Checkpoint, names: Names | None) -> tuple[Fact, ...]:
