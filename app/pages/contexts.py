@@ -60,13 +60,17 @@ class Shaded:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """`result` is the worker's answer once there is one; until then `message`, and `poll` while it will come."""
+    """`result` is the worker's answer once there is one; until then `message`, and `poll` while it will come.
+
+    `retry` is where to post when it failed.
+    """
 
     offers: tuple[Offer, ...]
     reading_href: str | None
     strip: tuple[Shaded, ...]
     message: str
     poll: str
+    retry: str
     result: dict[str, Any] | None
 
 
@@ -82,7 +86,7 @@ def context_of(
     cards = _cards(services, checkpoint)
     stored = _stored(services, asked, cards)
     if stored is None or stored.checkpoint_hash != checkpoint.hash:
-        return Context((), None, (), "Nothing of this checkpoint has been read yet.", "", None)
+        return Context((), None, (), "Nothing of this checkpoint has been read yet.", "", "", None)
     offers = tuple(
         Offer(
             clipped(card.text, 48),
@@ -100,11 +104,12 @@ def context_of(
     )
     if job.state == "done" and job.result is not None:
         strip = _strip(job.result, [token.display for token in reading.summary.tokens], stored.position)
-        return Context(offers, href, strip, "", "", job.result)
+        return Context(offers, href, strip, "", "", "", job.result)
     if job.active or job.state == "done":
         poll = address(reading=stored.digest, **chosen)
-        return Context(offers, href, (), state_of(services, job), poll, None)
-    return Context(offers, href, (), str((job.error or {}).get("message", "It was cancelled.")), "", None)
+        return Context(offers, href, (), state_of(services, job), poll, "", None)
+    reason = str((job.error or {}).get("message", "It was cancelled."))
+    return Context(offers, href, (), reason, "", urls.job_part(job.id, "retry"), None)
 
 
 def _cards(services: Services, checkpoint: Checkpoint) -> list[ReadingCard]:

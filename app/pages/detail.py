@@ -73,7 +73,8 @@ def panel_for(
         poll = urls.reading(slug, summary.digest, **chosen.query())
         return PanelChoice(replace(base, message=state_of(services, job), poll=poll), final=False)
     reason = str((job.error or {}).get("message", "It was cancelled."))
-    return PanelChoice(replace(base, message=reason, fault=True), final=False)
+    again = urls.job_part(job.id, "retry")
+    return PanelChoice(replace(base, message=reason, fault=True, retry=again), final=False)
 
 
 def check_component(text: str, summary: Summary) -> Head | Unit:

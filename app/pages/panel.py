@@ -41,13 +41,17 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """`message` says what is missing and why; with `poll` it will come, and that address says so when asked again."""
+    """`message` says what is missing and why; with `poll` it will come, with `retry` it failed.
+
+    Both are addresses: one to ask again, one to post to.
+    """
 
     id: str
     kind: str
     href: str
     message: str = ""
     fault: bool = False
+    retry: str = ""
     poll: str = ""
     glyph: str = ""
     kind_name: str = ""

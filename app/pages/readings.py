@@ -89,12 +89,10 @@ class Asked(BaseModel):
 
 @dataclass(slots=True)
 class Kept:
-    """A finished page, and when the row behind it was last seen."""
+    """A finished page, what it was made of (revision, collected), and when that was last looked up."""
 
     body: bytes
     mark: tuple[int, bool]
-    digest: str
-    query: dict[str, Any]
     seen: float
 
 
@@ -111,12 +109,18 @@ class _Digest(Convertor[str]):
 
 
 def setup(app: FastAPI) -> None:
-    """The page that is asked for most stands before all other routes, and is a plain one: half its time was the way."""
+    """Keep finished pages in memory, and put the route that is asked for most before all others.
+
+    It is a plain route: half the time of a kept page was the way to it.
+    """
+    app.state.reading_pages = ByteCache(PAGES_BYTES)
     register_url_convertor("digest", _Digest())
     app.router.add_route("/models/{slug}/readings/{digest:digest}", reading, methods=["GET"], include_in_schema=False)
 
 
-_pages: ByteCache[tuple[str, ...], Kept] = ByteCache(PAGES_BYTES)
+def _kept_pages(request: Request) -> ByteCache[tuple[str, ...], Kept]:
+    pages: ByteCache[tuple[str, ...], Kept] = request.app.state.reading_pages
+    return pages
 
 
 @router.post("")
@@ -164,7 +168,7 @@ def delete(
 ) -> Response:
     """Forget the prompt and all its readings."""
     services.store.delete(digest)
-    _pages.clear()
+    _kept_pages(request).clear()
     return RedirectResponse(urls_for(request).home(), status_code=303)
 
 
@@ -181,7 +185,7 @@ def collect(
         digest, position=stored.position, target=stored.target, contrast=stored.contrast,
         relative_to=stored.relative_to, on=on,
     )  # fmt: skip
-    _pages.clear()
+    _kept_pages(request).clear()
     return RedirectResponse(urls_for(request).reading(slug, digest, **_explicit(stored, asked).query()), 303)
 
 
@@ -191,7 +195,7 @@ async def reading(request: Request) -> Response:
     # Nothing is injected here: a page that is kept is answered without a thread.
     slug, digest = request.path_params["slug"], request.path_params["digest"]
     key = (str(request.base_url), slug, digest, request.url.query)
-    kept = _pages.get(key)
+    kept = _kept_pages(request).get(key)
     if kept is not None and time.monotonic() - kept.seen < TRUST_SECONDS:
         return HTMLResponse(kept.body)
     return await run_in_threadpool(_open, request, slug, digest, key, kept)
@@ -211,7 +215,7 @@ def _open(request: Request, slug: str, digest: str, key: tuple[str, ...], kept: 
             return RedirectResponse(urls.reading(slug, digest, **spelled.explicit()), status_code=303)
     stored = _find(services, digest, asked)
     if stored is None:
-        _pages.drop(key)
+        _kept_pages(request).drop(key)
         prompt = find_prompt(services, digest)
         checkpoint, job = _submitted(services, prompt, asked)
         answered = _answered(asked, job)
@@ -232,7 +236,7 @@ def _open(request: Request, slug: str, digest: str, key: tuple[str, ...], kept: 
         return HTMLResponse(kept.body)
     body, final = _render(slug, request, stored, chosen, services)
     if final and not headers:
-        _pages.put(key, Kept(body, mark, digest, chosen.query(), time.monotonic()), len(body))
+        _kept_pages(request).put(key, Kept(body, mark, time.monotonic()), len(body))
     return HTMLResponse(body, headers=headers)
 
 

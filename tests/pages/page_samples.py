@@ -91,6 +91,10 @@ class Site:
         while self.worker.work_once():
             pass
 
+    def forget_pages(self) -> None:
+        """As after a restart: nothing is kept in memory."""
+        self.client.app.state.reading_pages.clear()  # type: ignore[attr-defined]
+
     def read(self, prompt: str, **query: object) -> str:
         """Read a prompt and return the explicit address of its page."""
         answer = self.client.post(f"/models/{SLUG}/readings", data={"prompt": prompt})

@@ -11,6 +11,7 @@ from page_samples import HOSTILE, SLUG, Site, links, parsed, title
 
 from app.figures import signed
 from app.pages.view import exponent, percent, short
+from legible_core.errors import LegibleError
 
 
 def visible(html: str) -> str:
@@ -127,6 +128,23 @@ def test_panels_have_addresses_and_heads_ask_the_worker_once(site: Site) -> None
     named = next(c["id"] for c in data["top"] if c["kind"] == "gelu")
     assert site.client.get(f"{address}&component={named}").status_code == 200
     assert len(site.services.queue.list()) == before, "a contributor needs no worker"
+
+
+def test_a_panel_that_failed_can_be_tried_again(site: Site) -> None:
+    address = site.read("it was the best of times") + "&component=L0.h1"
+    site.client.get(address)
+    job = site.services.queue.claim("w", ["component"])
+    assert job is not None
+    site.services.queue.fail(job, LegibleError("The worker ran out of memory."))
+    page = site.client.get(address)
+    assert "The worker ran out of memory." in visible(page.text)
+    assert "residual" in visible(page.text), "the reading itself stays"
+    again = site.client.post(f"/jobs/{job.id}/retry", data={"back": address})
+    assert again.headers["location"] == address
+    site.work()
+    assert "Where it looks" in site.client.get(address).text
+    unit = f"/models/{SLUG}/heads/L0.h1"
+    assert "Where it looks" in site.client.get(unit).text
 
 
 @pytest.mark.parametrize(
@@ -286,9 +304,7 @@ def test_a_stored_reading_opens_without_its_checkpoint(site: Site) -> None:
     before = visible(re.search(r'<section class="sum".*?</section>', site.client.get(address).text, re.DOTALL)[0])  # type: ignore[index]
     site.services.store.remove_checkpoint(SLUG)
     site.services.catalogue.refresh()
-    from app.pages import readings
-
-    readings._pages.clear()
+    site.forget_pages()
     page = site.client.get(address)
     assert page.status_code == 200
     assert visible(re.search(r'<section class="sum".*?</section>', page.text, re.DOTALL)[0]) == before  # type: ignore[index]
