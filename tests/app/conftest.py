@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,10 +55,15 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
     if request.param == "postgres":
         import psycopg
 
-        server, name = request.getfixturevalue("postgres"), f"t{uuid.uuid4().hex}"
-        with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        address = f"{server}/{name}"
+        address = f"{request.getfixturevalue('postgres')}/postgres"
+        with psycopg.connect(address, autocommit=True) as connection:
+            # One database emptied again costs a tenth of a new one; what an earlier test left connected is cut off.
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE pid != pg_backend_pid() AND datname = current_database()"
+            )
+            connection.execute("DROP SCHEMA public CASCADE")
+            connection.execute("CREATE SCHEMA public")
     return make_settings(tmp_path, database_url=address)
 
 
