@@ -2,7 +2,7 @@
 FROM python:3.11-slim AS build
 WORKDIR /src
 RUN pip install --no-cache-dir hatchling
-COPY pyproject.toml hatch_build.py alembic.ini LICENSE ./
+COPY pyproject.toml hatch_build.py alembic.ini LICENSE README.md ./
 COPY legible_core legible_core
 COPY app app
 COPY migrations migrations

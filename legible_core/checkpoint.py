@@ -44,7 +44,8 @@ from legible_core.tokens import Tokenizer
 StoredDtype = Literal["float32", "bfloat16", "float16"]
 _STORED: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _TORCH = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-_NAMES = ("names.json", "names.safetensors")
+# What was measured on the weights and is worth nothing without them.
+_MEASURED = ("names.json", "names.safetensors", "examples.json")
 
 
 def load(
@@ -204,7 +205,7 @@ def _check_replaceable(folder: Path) -> None:
     """Only a checkpoint folder, or an empty one, is replaced: never one that holds something else as well."""
     if not os.path.lexists(folder):
         return
-    known = {*files.MANIFEST_FILES, files.CARD, *_NAMES}
+    known = {*files.MANIFEST_FILES, files.CARD, *_MEASURED}
     if folder.is_symlink() or not folder.is_dir():
         raise Conflict(f"{folder} is no folder of its own; give a new or an empty one for the checkpoint.")
     # A card's draft is what `write_card` leaves when it is killed.
@@ -225,7 +226,7 @@ def _keep_names(old: Path, draft: Path, identity: str) -> None:
         same = identify(old) == identity
     except (NotFound, Corrupt, OSError):
         return
-    for name in _NAMES if same else ():
+    for name in _MEASURED if same else ():
         if (old / name).is_file():
             shutil.copyfile(old / name, draft / name)
 
