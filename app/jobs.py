@@ -23,7 +23,7 @@ from sqlalchemy import Connection, and_, case, delete, exc, func, insert, or_, s
 
 from app import wake
 from app.database import Database
-from app.tables import JobEventRow, JobRow, WorkerRow, clock
+from app.tables import MAX_INTEGER, JobEventRow, JobRow, WorkerRow, clock
 from legible_core.errors import Conflict, LegibleError, NotFound
 
 INTERACTIVE = 100
@@ -139,8 +139,10 @@ class Queue:
 
     def get(self, job_id: int) -> Job:
         """One job; NotFound when there is none, for instance because its reading was deleted."""
-        with self.database.read() as connection:
-            row = connection.execute(select(*_COLUMNS).where(JobRow.id == job_id)).first()
+        row = None
+        if 0 < job_id <= MAX_INTEGER:
+            with self.database.read() as connection:
+                row = connection.execute(select(*_COLUMNS).where(JobRow.id == job_id)).first()
         if row is None:
             raise NotFound(f"There is no job {job_id}; finished jobs are forgotten after a while.")
         return _job(row)
@@ -186,6 +188,7 @@ class Queue:
 
     def cancel(self, job_id: int) -> Job:
         """Cancel a waiting job now; ask a running one to stop at its next batch. Conflict when it has ended already."""
+        self.get(job_id)
         with self.database.write() as connection:
             waiting = connection.execute(
                 update(JobRow)

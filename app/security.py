@@ -116,7 +116,10 @@ class Guard:
         if origin is None:
             foreign = headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
         else:
-            there = urlsplit(origin).netloc.lower()
+            try:
+                there = urlsplit(origin).netloc.lower()
+            except ValueError:  # half an IPv6 address
+                there = ""
             foreign = not there or (there != host.lower() and host_name(there) not in self.names)
         if foreign:
             raise LegibleError(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from app.database import Database
-from app.tables import CheckpointRow, JobRow, PromptRow, ReadingRow, RevisionRow, clock
+from app.tables import MAX_INTEGER, CheckpointRow, JobRow, PromptRow, ReadingRow, RevisionRow, clock
 from legible_core import __version__
 from legible_core.errors import Conflict, NotFound
 
@@ -324,7 +324,7 @@ class Store:
     ) -> int | None:
         """The id of the newest revision of a reading."""
         resolved = self._resolve(connection, digest, position, target)
-        if resolved is None:
+        if resolved is None or (contrast or 0) > MAX_INTEGER:
             return None
         found = connection.execute(
             _NEWEST,
@@ -343,6 +343,8 @@ class Store:
         connection: Connection, digest: str, position: int | None, target: int | None
     ) -> tuple[int, int] | None:
         """The explicit (position, target) of a request; None when they cannot be known from what is stored."""
+        if (position or 0) > MAX_INTEGER or (target or 0) > MAX_INTEGER:
+            return None  # no column holds it, so nothing with it is stored
         if position is None:
             size = connection.execute(
                 select(func.length(PromptRow.token_ids)).where(PromptRow.digest == digest)

@@ -28,6 +28,7 @@ from sqlalchemy.sql.functions import GenericFunction
 # A deleted row's id never names another row: a late attempt of a deleted job must find nothing.
 _NEVER_REUSE = {"sqlite_autoincrement": True}
 ACTIVE = "state IN ('waiting', 'running')"
+MAX_INTEGER = 2**31 - 1  # what an Integer column holds on Postgres
 
 
 class clock(GenericFunction[float]):

@@ -103,7 +103,7 @@ class FeedForward:
         """The operation of hidden unit `unit`; raises `LegibleError` when it is out of range."""
         if not 0 <= unit < self.d_ff:
             raise LegibleError(
-                f"unit {unit} does not exist; a layer of this checkpoint has units 0 to {self.d_ff - 1}",
+                f"Unit {unit} does not exist; a layer of this checkpoint has units 0 to {self.d_ff - 1}.",
                 code="not_found",
                 status=404,
             )
@@ -120,7 +120,7 @@ class FeedForward:
     def pair(self, unit: int) -> int:
         """The pair whose operands feed set operator `unit`; raises `LegibleError` for other kinds."""
         if self.kind(unit) not in ("intersection", "difference"):
-            raise LegibleError(f"unit {unit} is no set operator and has no pair", code="bad_component")
+            raise LegibleError(f"Unit {unit} is no set operator and has no pair.", code="bad_component")
         return unit if unit < self.n_pairs else unit - self.n_pairs
 
 

@@ -129,13 +129,13 @@ class Engine:
     ) -> ReadingRequest:
         """The request that a person's words make; raises `LegibleError` with one sentence for unusable ones."""
         if self.tokenizer is None:
-            raise LegibleError("this engine has no tokenizer, so it reads token ids only", code="no_tokenizer")
+            raise LegibleError("This engine has no tokenizer, so it reads token ids only.", code="no_tokenizer")
         made = ReadingRequest(
             checkpoint=self.checkpoint.hash,
             ids=tuple(self.tokenizer.encode(prompt)),
             position=position,
             target=None if target is None else self.tokenizer.target(target),
-            contrast=None if contrast is None else self.tokenizer.target(contrast),
+            contrast=None if contrast is None else self.tokenizer.target(contrast, "contrast"),
             relative_to=relative_to,
             dtype=self.dtype,
             edits=edits,

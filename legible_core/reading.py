@@ -53,19 +53,21 @@ class ReadingRequest:
             object.__setattr__(self, "relative_to", "nothing" if self.contrast is None else "contrast")
         if self.relative_to not in get_args(RelativeTo):
             raise LegibleError(
-                f"relative-to is {str(self.relative_to)[:40]!r}; it must be nothing, mean or contrast",
+                f"relative-to is {str(self.relative_to)[:40]!r}; it must be nothing, mean or contrast.",
                 code="bad_relative_to",
             )
         if self.relative_to == "contrast" and self.contrast is None:
-            raise LegibleError("a reading relative to a contrast needs a contrast token; name one", code="bad_contrast")
+            raise LegibleError(
+                "A reading relative to a contrast needs a contrast token; name one.", code="bad_contrast"
+            )
         if self.relative_to != "contrast" and self.contrast is not None:
             raise LegibleError(
-                f"a contrast token is used only in a reading relative to contrast, not to {self.relative_to}; "
-                "leave one of the two out",
+                f"A contrast token is used only in a reading relative to contrast, not to {self.relative_to}; "
+                "leave one of the two out.",
                 code="bad_contrast",
             )
         if self.dtype not in get_args(Dtype):
-            raise LegibleError(f"dtype is {str(self.dtype)[:40]!r}; it must be float32 or bfloat16", code="bad_dtype")
+            raise LegibleError(f"dtype is {str(self.dtype)[:40]!r}; it must be float32 or bfloat16.", code="bad_dtype")
 
     @property
     def digest(self) -> str:

@@ -173,14 +173,15 @@ class Tokenizer:
             self._by_bytes.pop(b"", None)
         return self._by_bytes.get(data)
 
-    def target(self, text: str) -> int:
+    def target(self, text: str, role: str = "target") -> int:
         """The one token that `text` names: its exact text, or `id:464` for one that cannot be typed.
 
-        Raises `LegibleError` otherwise, which shows how the text splits and suggests its first piece.
+        Raises `LegibleError` otherwise, which shows how the text splits and suggests its first piece; `role` is what
+        the error calls it: target or contrast.
         """
-        text = check_text(text, "The target", MAX_TARGET_BYTES)
+        text = check_text(text, f"The {role}", MAX_TARGET_BYTES)
         if not text:
-            raise LegibleError("The target is empty; give the text of one token, such as ' worst'.", code="bad_target")
+            raise LegibleError(f"The {role} is empty; give the text of one token, such as ' worst'.", code="bad_target")
         ids = self.encode(text)
         if len(ids) == 1:
             return ids[0]
@@ -191,16 +192,16 @@ class Tokenizer:
         if numbered:
             self._check(int(numbered[1]))
             return int(numbered[1])
-        raise self._split_error(text, ids)
+        raise self._split_error(text, ids, role)
 
     def split_target(self, text: str) -> list[int]:
         """`[target(text)]`: the ids of a target, which are always one; raises as `target` does."""
         return [self.target(text)]
 
-    def _split_error(self, text: str, ids: Sequence[int]) -> LegibleError:
+    def _split_error(self, text: str, ids: Sequence[int], role: str) -> LegibleError:
         if not ids:
             return LegibleError(
-                f"The target {text!r} has no token in this vocabulary; give another.", code="bad_target"
+                f"The {role} {text!r} has no token in this vocabulary; give another.", code="bad_target"
             )
         shown = " + ".join(self.display(index) for index in ids[:12]) + (" + …" if len(ids) > 12 else "")
         first = self.text(ids[0])
@@ -211,7 +212,7 @@ class Tokenizer:
         if spaced is not None:
             hint = f"With a leading space it is one token: {' ' + text!r}."
         return LegibleError(
-            f"The target {_short(text)!r} is {len(ids)} tokens, {shown}, and a target is one token; "
+            f"The {role} {_short(text)!r} is {len(ids)} tokens, {shown}, and a {role} is one token; "
             f"try its first piece, {suggestion}.",
             code="bad_target",
             hint=hint,

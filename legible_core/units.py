@@ -146,7 +146,7 @@ def parse(text: str) -> Component:
         return Floor(text)
     raise LegibleError(
         f"{text[:80]!r} is no component id; the forms are L6.h4 (head), L6.h4.c48 (channel), L11.u39 (unit), "
-        "L11.p39.A (operand), L6.h4.p3.B (operand of a head), L3.u900.m (operand of a quantifier)",
+        "L11.p39.A (operand), L6.h4.p3.B (operand of a head), L3.u900.m (operand of a quantifier).",
         code="bad_component",
     )
 

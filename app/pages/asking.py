@@ -12,9 +12,11 @@ from app.security import MAX_BODY
 from app.services import Services
 from app.store import StoredPrompt
 from app.urls import Urls
-from legible_core.errors import NotFound
+from legible_core.errors import LegibleError, NotFound
 from legible_core.reading import ReadingRequest
 from legible_core.registry import Checkpoint
+
+FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,14 @@ class PromptForm:
 
 async def prompt_form(request: Request) -> PromptForm:
     """The form's fields. A text over the tokenizer's limit must reach its error, which says the limit and the size."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in FORM_TYPES:
+        raise LegibleError(
+            f"A prompt is sent as a form, not as {kind[:60] or 'a body without a type'}.",
+            code="bad_content_type",
+            hint=f"Send the field prompt with the content type {FORM_TYPES[0]}.",
+            status=415,
+        )
     async with request.form(max_files=0, max_fields=20, max_part_size=MAX_BODY) as form:
         fields = {name: value for name, value in form.items() if isinstance(value, str)}
     return PromptForm(fields.get("prompt", ""), fields.get("model") or None, fields.get("example"))
@@ -94,6 +104,6 @@ def find_prompt(services: Services, digest: str) -> Prompt:
     )
 
 
-def one_token(services: Services, checkpoint: Checkpoint, text: str) -> int:
-    """The token that a person typed as target or contrast; one that splits is an error that shows how."""
-    return int(services.tokenizers.call("target", checkpoint.tokenizer_path, text))
+def one_token(services: Services, checkpoint: Checkpoint, text: str, role: str) -> int:
+    """The token that a person typed as target or contrast (`role`); one that splits is an error that shows how."""
+    return int(services.tokenizers.call("target", checkpoint.tokenizer_path, text, role))

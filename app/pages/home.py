@@ -198,7 +198,7 @@ def _read_examples(path: Path, checkpoint_hash: str, _modified: int) -> tuple[Ex
 def _example(checkpoint: Checkpoint, number: str) -> Example:
     """The example with this number in the list that the page showed."""
     listed = examples_of(checkpoint)
-    if not number.isdecimal() or not int(number) < len(listed):
+    if not number.isdecimal() or len(number) > 3 or not int(number) < len(listed):
         raise LegibleError(f"There is no example {number[:20]!r}; choose one on the home page.", status=404)
     return listed[int(number)]
 

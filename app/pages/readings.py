@@ -281,11 +281,17 @@ def _spelled(services: Services, prompt: Prompt, asked: Asked) -> Asked:
     if not asked.target_text and not asked.contrast_text:
         return asked
     checkpoint = services.catalogue.get(prompt.checkpoint_hash)
-    target = one_token(services, checkpoint, asked.target_text) if asked.target_text else asked.target
-    contrast = one_token(services, checkpoint, asked.contrast_text) if asked.contrast_text else asked.contrast
+    target, contrast = asked.target, asked.contrast
+    if asked.target_text:
+        target = one_token(services, checkpoint, asked.target_text, "target")
+    if asked.contrast_text:
+        contrast = one_token(services, checkpoint, asked.contrast_text, "contrast")
     if contrast is not None and target is None:
         target = services.store.predicted(prompt.digest, asked.position)
-    return Asked(position=asked.position, target=target, contrast=contrast, component=asked.component)
+    relative = asked.relative_to if contrast is None else None  # with a contrast it has one meaning
+    return Asked(
+        position=asked.position, target=target, contrast=contrast, relative_to=relative, component=asked.component
+    )
 
 
 def _submitted(services: Services, prompt: Prompt, asked: Asked) -> tuple[Checkpoint, Job]:

@@ -28,6 +28,19 @@ def count(database: Database, table: type) -> int:
         return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
 
 
+@pytest.mark.parametrize("large", [2**31, 2**63, 10**40])
+def test_numbers_that_no_column_holds_are_not_found(store: Store, queue: Queue, large: int) -> None:
+    put(store)
+    digest = request().digest
+    assert store.find(digest, position=large) is None
+    assert store.find(digest, position=2, target=large) is None
+    assert store.find(digest, position=2, target=3, contrast=large) is None
+    assert store.predicted(digest, large) is None
+    for look in (queue.get, queue.cancel, queue.retry):
+        with pytest.raises(NotFound, match=f"There is no job {large}"):
+            look(large)
+
+
 def test_a_stored_reading_is_read_back_exactly(store: Store) -> None:
     asked = request()
     revision = put(store, asked)

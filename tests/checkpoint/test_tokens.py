@@ -92,6 +92,8 @@ def test_a_target_is_one_token_or_an_error_that_shows_the_split(tokenizer: Token
         "The target 'worst' is 3 tokens, w + or + st, and a target is one token; try its first piece, 'w'."
     )
     assert caught.value.hint == "With a leading space it is one token: ' worst'."
+    with pytest.raises(LegibleError, match=r"The contrast 'worst' is 3 tokens, .* and a contrast is one token"):
+        tokenizer.target("worst", "contrast")
     with pytest.raises(LegibleError, match="is empty"):
         tokenizer.target("")
     with pytest.raises(NotFound, match="Token 999 does not exist; this vocabulary has the ids 0 to 264"):

@@ -64,6 +64,8 @@ def test_nothing_is_inline_and_nothing_comes_from_outside(shared: Site, url: str
         (f"/models/{SLUG}/units/L0.h1", "is no unit"),
         (f"/models/{SLUG}/readings/{'0' * 64}", "There is no reading 000000000000"),
         ("/jobs/12345", "There is no job 12345"),
+        (f"/jobs/{2**31}", "There is no job 2147483648"),
+        (f"/jobs/{2**63}", "There is no job 9223372036854775808"),
         ("/nowhere", "There is no page at /nowhere"),
     ],
 )  # fmt: skip

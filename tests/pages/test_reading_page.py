@@ -157,6 +157,9 @@ def test_a_panel_that_failed_can_be_tried_again(site: Site) -> None:
         ("position=1&target=9&contrast=9", 400, "contrast"),
         ("position=1&target=9&relative_to=nonsense", 422, "relative_to"),
         ("position=1&relative_to=contrast", 400, "contrast token"),
+        ("position=9223372036854775808", 400, "tokens have positions 0 to"),
+        ("target=99999999999999999999999", 400, "is not in this checkpoint's vocabulary"),
+        ("target=1&contrast=2147483648", 400, "is not in this checkpoint's vocabulary"),
         ("component=L9.h0", 404, "There is no layer 9"),
         ("component=L0.h9", 404, "There is no head 9"),
         ("component=L0.u999", 404, "There is no unit 999"),
@@ -186,6 +189,23 @@ def test_a_target_typed_as_text(site: Site) -> None:
     split = site.client.get(f"{base}?position=2&target_text=zebra%20zebra")
     assert split.status_code == 400
     assert "and a target is one token" in visible(split.text)
+    versus = site.client.get(f"{base}?position=2&target=9&contrast_text=zebra%20zebra")
+    assert "and a contrast is one token" in visible(versus.text)
+
+
+def test_the_form_for_another_token_keeps_what_is_read(site: Site) -> None:
+    address = site.read("it was the best of times", position=2, target=9, relative_to="mean")
+    fields = {
+        attrs["name"]: attrs["value"]
+        for tag, attrs in parsed(site.client.get(address).text).tags
+        if tag == "input" and attrs.get("type") == "hidden" and attrs["name"] != "on"
+    }
+    assert fields == {"position": "2", "target": "9", "relative_to": "mean"}
+    base = address.partition("?")[0]
+    other = site.client.get(base, params={**fields, "target_text": " worst", "contrast_text": ""})
+    assert re.search(r"\?position=2&target=\d+&relative_to=mean$", other.headers["location"])
+    versus = site.client.get(base, params={**fields, "target_text": "", "contrast_text": " worst"})
+    assert re.search(r"\?position=2&target=9&contrast=\d+$", versus.headers["location"])
 
 
 @pytest.mark.parametrize(
@@ -202,6 +222,20 @@ def test_prompts_that_cannot_be_read(shared: Site, prompt: str, status: int, sai
     assert answer.status_code == status
     assert said in visible(answer.text)
     assert len(shared.services.queue.list()) == before
+
+
+def test_a_prompt_in_another_form_is_not_taken_for_an_empty_one(shared: Site) -> None:
+    for url in ("/", f"/models/{SLUG}/readings"):
+        answer = shared.client.post(url, json={"prompt": "it was"}, headers={"accept": "application/json"})
+        assert answer.status_code == 415
+        assert "sent as a form, not as application/json" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("number", ["99", "-1", "²", "9" * 5000])
+def test_an_example_that_is_not_there(shared: Site, number: str) -> None:
+    answer = shared.client.post("/", data={"example": number})
+    assert answer.status_code == 404
+    assert "There is no example" in visible(answer.text)
 
 
 @pytest.mark.parametrize("prompt", ["a\x00b\x07", "مرحبا", "👩‍👩‍👧 好 it", "it\r\nwas", "\n\nit", "\u202eit"])
