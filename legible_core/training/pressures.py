@@ -20,14 +20,22 @@ Target: TypeAlias = Literal["operands", "outputs"]
 
 
 @dataclass(frozen=True)
+class Stage:
+    """From `tokens` training tokens on, these strengths hold instead of the earlier ones; each as in `Pressure`."""
+
+    tokens: int
+    sparsity: float | tuple[float, ...] = 0.0
+    crispness: float | tuple[float, ...] = 0.0
+
+
+@dataclass(frozen=True)
 class Pressure:
     """One surface's pressure.
 
     sparsity, crispness: λ_s and λ_c, one number for all layers or one per layer. `start_tokens` and `ramp_tokens` say
-    when sparsity begins and over how many tokens it rises linearly to its full strength. From `relax_tokens` on (unless
-    it is 0) both strengths are multiplied by `relax_factor`, one number or one per layer: what shapes operands early
-    starves them when it goes on. The regime decides which of the two act; a strength without its regime is refused, so
-    that a recipe says what it does.
+    when sparsity begins and over how many tokens it rises linearly to its full strength. `later` holds stages that
+    change the strengths as training goes on, in order: what shapes operands early can starve them when it goes on. The
+    regime decides which of the two act; a strength without its regime is refused, so that a recipe says what it does.
     """
 
     regime: Regime = "none"
@@ -36,28 +44,36 @@ class Pressure:
     target: Target = "operands"
     start_tokens: int = 0
     ramp_tokens: int = 0
-    relax_tokens: int = 0
-    relax_factor: float | tuple[float, ...] = 1.0
+    later: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:
         if self.regime not in get_args(Regime):
             raise _bad(f"regime {self.regime!r} does not exist; use none, sparsity, crispness or both")
         if self.target not in get_args(Target):
             raise _bad(f"target {self.target!r} does not exist; use operands or outputs")
-        for name in ("sparsity", "crispness", "relax_factor"):
-            strengths = _as_tuple(getattr(self, name))
+        for strengths in self.strengths():
             if any(not isinstance(s, int | float) or isinstance(s, bool) or not 0 <= s < 1e6 for s in strengths):
-                raise _bad(f"{name} must be a number of at least 0, or a list with one per layer")
+                raise _bad("sparsity and crispness must be a number of at least 0, or a list with one per layer")
+        if [stage.tokens for stage in self.later] != sorted({max(1, stage.tokens) for stage in self.later}):
+            raise _bad("the stages in `later` must stand in order of their tokens, each after the start of training")
         for name, active in (("sparsity", ("sparsity", "both")), ("crispness", ("crispness", "both"))):
             value = getattr(self, name)
             if (self.regime in active) != any(s > 0 for s in _as_tuple(value)):
                 raise _bad(f"regime {self.regime} and {name} = {value} contradict each other")
+            for stage in self.later:
+                if self.regime not in active and any(s > 0 for s in _as_tuple(getattr(stage, name))):
+                    raise _bad(f"regime {self.regime} has no {name}, but the stage at {stage.tokens} tokens has")
+
+    def strengths(self) -> list[tuple[float, ...]]:
+        """Every sparsity and crispness of the start and of the stages, as tuples (one number: for all layers)."""
+        return [_as_tuple(value) for part in (self, *self.later) for value in (part.sparsity, part.crispness)]
 
     def strength(self, name: Literal["sparsity", "crispness"], layer: int, tokens: int) -> float:
         """λ of a layer after `tokens` training tokens."""
         full = _of_layer(getattr(self, name), layer)
-        if self.relax_tokens and tokens >= self.relax_tokens:
-            full *= _of_layer(self.relax_factor, layer)
+        for stage in self.later:
+            if tokens >= stage.tokens:
+                full = _of_layer(getattr(stage, name), layer)
         if name == "crispness" or (not self.start_tokens and not self.ramp_tokens):
             return full
         if tokens < self.start_tokens:

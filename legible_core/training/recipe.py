@@ -112,10 +112,9 @@ class Recipe:
         if self.feed_forward_pressure.regime != "none" and self.model.gelu_fraction >= 1.0:
             raise _bad("feed_forward_pressure needs named units; model.gelu_fraction is 1")
         for name in ("attention_pressure", "feed_forward_pressure"):
-            pressure = getattr(self, name)
-            for strength in (pressure.sparsity, pressure.crispness, pressure.relax_factor):
-                if isinstance(strength, tuple) and len(strength) != self.model.n_layers:
-                    raise _bad(f"{name} has {len(strength)} strengths; it needs one for each layer")
+            for strengths in getattr(self, name).strengths():
+                if len(strengths) not in (1, self.model.n_layers):
+                    raise _bad(f"{name} has {len(strengths)} strengths; it needs one for each layer")
         self.model.config(self.data.vocab_size)
 
     @property

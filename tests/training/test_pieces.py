@@ -20,7 +20,7 @@ from legible_core.training.data import Order, documents, tokenise, train_tokeniz
 from legible_core.training.guard import Guard
 from legible_core.training.loss import CHUNK, next_token_loss
 from legible_core.training.optimiser import Muon, Optimiser
-from legible_core.training.pressures import Pressure, pressure_loss
+from legible_core.training.pressures import Pressure, Stage, pressure_loss
 from legible_core.training.recipe import OptimiserRecipe
 
 
@@ -133,16 +133,19 @@ def test_sparsity_may_start_late_and_rise() -> None:
     assert pressure.strength("crispness", 0, 0) == 0.1
 
 
-def test_both_pressures_may_relax_by_layer() -> None:
-    pressure = Pressure("both", 0.02, (0.1, 0.2), relax_tokens=500, relax_factor=(1.0, 0.25))
-    assert [pressure.strength("sparsity", 1, t) for t in (0, 499, 500)] == [0.02, 0.02, 0.005]
-    assert [pressure.strength("crispness", layer, 500) for layer in (0, 1)] == [0.1, 0.05]
+def test_stages_change_both_strengths_by_layer() -> None:
+    later = (Stage(500, 0.005, (0.1, 0.05)), Stage(900, (0.0, 0.01), 0.02))
+    pressure = Pressure("both", 0.02, (0.1, 0.2), later=later)
+    assert [pressure.strength("sparsity", 1, t) for t in (0, 499, 500, 899, 900)] == [0.02, 0.02, 0.005, 0.005, 0.01]
+    assert [pressure.strength("crispness", 1, t) for t in (0, 500, 10_000)] == [0.2, 0.05, 0.02]
+    assert pressure.strength("sparsity", 0, 900) == 0.0
 
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"relax_factor": -1.0}, "relax_factor must be"),
+        ({"regime": "sparsity", "sparsity": 0.1, "later": (Stage(9, 0.1, 0.1),)}, "has no crispness"),
+        ({"regime": "sparsity", "sparsity": 0.1, "later": (Stage(9, 0.1), Stage(9, 0.2))}, "in order"),
         ({"regime": "crisp"}, "does not exist"),
         ({"regime": "sparsity", "crispness": 0.1, "sparsity": 0.1}, "contradict"),
         ({"regime": "both", "sparsity": 0.1}, "contradict"),
