@@ -17,6 +17,8 @@ from legible_core.model import Observed
 
 Regime: TypeAlias = Literal["none", "sparsity", "crispness", "both"]
 Target: TypeAlias = Literal["operands", "outputs"]
+# λ: one number for all layers, or one per layer.
+Strength: TypeAlias = float | tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,8 @@ class Stage:
     """From `tokens` training tokens on, these strengths hold instead of the earlier ones; each as in `Pressure`."""
 
     tokens: int
-    sparsity: float | tuple[float, ...] = 0.0
-    crispness: float | tuple[float, ...] = 0.0
+    sparsity: Strength = 0.0
+    crispness: Strength = 0.0
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class Pressure:
     """
 
     regime: Regime = "none"
-    sparsity: float | tuple[float, ...] = 0.0
-    crispness: float | tuple[float, ...] = 0.0
+    sparsity: Strength = 0.0
+    crispness: Strength = 0.0
     target: Target = "operands"
     start_tokens: int = 0
     ramp_tokens: int = 0
@@ -51,8 +53,8 @@ class Pressure:
             raise _bad(f"regime {self.regime!r} does not exist; use none, sparsity, crispness or both")
         if self.target not in get_args(Target):
             raise _bad(f"target {self.target!r} does not exist; use operands or outputs")
-        for strengths in self.strengths():
-            if any(not isinstance(s, int | float) or isinstance(s, bool) or not 0 <= s < 1e6 for s in strengths):
+        for each in self.strengths():
+            if any(not isinstance(s, int | float) or isinstance(s, bool) or not 0 <= s < 1e6 for s in _as_tuple(each)):
                 raise _bad("sparsity and crispness must be a number of at least 0, or a list with one per layer")
         if [stage.tokens for stage in self.later] != sorted({max(1, stage.tokens) for stage in self.later}):
             raise _bad("the stages in `later` must stand in order of their tokens, each after the start of training")
@@ -64,9 +66,12 @@ class Pressure:
                 if self.regime not in active and any(s > 0 for s in _as_tuple(getattr(stage, name))):
                     raise _bad(f"regime {self.regime} has no {name}, but the stage at {stage.tokens} tokens has")
 
-    def strengths(self) -> list[tuple[float, ...]]:
-        """Every sparsity and crispness of the start and of the stages, as tuples (one number: for all layers)."""
-        return [_as_tuple(value) for part in (self, *self.later) for value in (part.sparsity, part.crispness)]
+    def strengths(self) -> list[Strength]:
+        """Every sparsity and crispness of the start and of the stages."""
+        found = [self.sparsity, self.crispness]
+        for stage in self.later:
+            found += [stage.sparsity, stage.crispness]
+        return found
 
     def strength(self, name: Literal["sparsity", "crispness"], layer: int, tokens: int) -> float:
         """λ of a layer after `tokens` training tokens."""
@@ -124,11 +129,11 @@ class _Penalty(torch.autograd.Function):
         return slope.mul_(grad.to(slope.dtype)), None, None
 
 
-def _as_tuple(value: float | tuple[float, ...]) -> tuple[float, ...]:
+def _as_tuple(value: Strength) -> tuple[float, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _of_layer(value: float | tuple[float, ...], layer: int) -> float:
+def _of_layer(value: Strength, layer: int) -> float:
     return float(value[layer] if isinstance(value, tuple) else value)
 
 

@@ -112,9 +112,9 @@ class Recipe:
         if self.feed_forward_pressure.regime != "none" and self.model.gelu_fraction >= 1.0:
             raise _bad("feed_forward_pressure needs named units; model.gelu_fraction is 1")
         for name in ("attention_pressure", "feed_forward_pressure"):
-            for strengths in getattr(self, name).strengths():
-                if len(strengths) not in (1, self.model.n_layers):
-                    raise _bad(f"{name} has {len(strengths)} strengths; it needs one for each layer")
+            for strength in getattr(self, name).strengths():
+                if isinstance(strength, tuple) and len(strength) != self.model.n_layers:
+                    raise _bad(f"{name} has {len(strength)} strengths; it needs one for each layer")
         self.model.config(self.data.vocab_size)
 
     @property
