@@ -9,6 +9,7 @@ byte-bounded caches, so another target or position of the same prompt costs no f
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from legible_core import details
 from legible_core.attribution import Attribution, Attributor, Question
 from legible_core.axes import Float
 from legible_core.contributors import Describer
-from legible_core.errors import LegibleError, NotExact
+from legible_core.errors import Corrupt, LegibleError, NotExact
 from legible_core.interventions import Edit, canonical_edits
 from legible_core.memory import ByteCache
 from legible_core.model import Transformer
@@ -46,6 +47,8 @@ from legible_core.reading import (
 from legible_core.tokens import Tokenizer
 from legible_core.trace import Trace
 from legible_core.units import Component, parse
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from legible_core.naming.names import Names
@@ -112,7 +115,12 @@ class Engine:
         if isinstance(checkpoint, Path | str):
             checkpoint = open_checkpoint(checkpoint)
         model = load(checkpoint, dtype=getattr(torch, dtype), device=device)
-        names = Names.load(checkpoint.path, checkpoint_hash=checkpoint.hash)
+        try:
+            names = Names.load(checkpoint.path, checkpoint_hash=checkpoint.hash)
+        except Corrupt as error:
+            # The sum needs no names: a spoilt or outdated names file costs the labels, never the reading.
+            log.warning("%s is read without names: %s", checkpoint.slug, error.message)
+            names = None
         ref = CheckpointRef(hash=checkpoint.hash, slug=checkpoint.slug)
         tokenizer = Tokenizer.load(checkpoint.tokenizer_path)
         return cls(model, ref, tokenizer, names, dtype=dtype, cache_bytes=cache_bytes)
@@ -189,7 +197,7 @@ class Engine:
     def solve(self, request: ReadingRequest) -> Solved:
         """Everything of a reading but the document: trace, position, target and all terms, checked to close."""
         trace, position, logits = self.run(request)
-        question = self.question(request, int(logits.argmax()) if request.target is None else request.target)
+        question = self.question(request, _leading(logits, 1)[0] if request.target is None else request.target)
         terms = self.attributor.attribute(trace, position, question, logits)
         terms.check()
         return Solved(trace, position, logits, question, terms)
@@ -262,8 +270,7 @@ class Engine:
         return Token(id=index, text=self.tokenizer.text(index), display=self.tokenizer.display(index), bytes=raw.hex())
 
     def _predictions(self, logits: Float[Tensor, " v"], log_total: float) -> tuple[Prediction, ...]:
-        ids = logits.topk(min(PREDICTIONS, logits.numel())).indices
-        return tuple(Prediction(**self._chance(int(i), logits, log_total)) for i in ids.tolist())
+        return tuple(Prediction(**self._chance(i, logits, log_total)) for i in _leading(logits, PREDICTIONS))
 
     def _placed(self, index: int, logits: Float[Tensor, " v"], log_total: float) -> TargetToken:
         rank = int((logits > logits[index]).sum()) + 1
@@ -278,3 +285,11 @@ class Engine:
         return tuple(
             LayerTotals(layer=layer, heads=tuple(terms.heads[layer].tolist()), **row) for layer, row in enumerate(rows)
         )
+
+
+def _leading(logits: Float[Tensor, " v"], count: int) -> list[int]:
+    """The `count` most probable ids; equal logits stand in order of their ids, so that a tie has one answer."""
+    count = min(count, logits.numel())
+    candidates = (logits >= logits.topk(count).values[-1]).nonzero()[:, 0]
+    order = logits[candidates].argsort(descending=True, stable=True)
+    return [int(index) for index in candidates[order[:count]]]

@@ -127,3 +127,15 @@ def test_names_of_other_weights_are_not_used(tmp_path):
 def _promotion(engine: Engine, column: torch.Tensor) -> torch.Tensor:
     model = engine.model
     return model.unembedding_matrix @ ((column - column.mean()) * model.final_norm.gain)
+
+
+def test_spoilt_names_cost_the_labels_and_not_the_reading(tmp_path, caplog):
+    """The sum needs no names; what the file lacks is said in the log and on the model's page."""
+    checkpoint = name_folder(make_folder(tmp_path))
+    (checkpoint.path / "names.safetensors").write_bytes(b"spoilt")
+    engine = Engine.open(checkpoint)
+    assert engine.names is None
+    reading = engine.read(engine.request("It was the best of times"))
+    assert all(row.label is None for row in reading.summary.top)
+    assert abs(reading.residual) <= reading.tolerance
+    assert "read without names" in caplog.text

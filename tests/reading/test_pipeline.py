@@ -12,7 +12,7 @@ from reading_samples import HASH, make_engine, make_model, request, sample_confi
 from legible_core.errors import LegibleError, NotExact, NotFound
 from legible_core.interventions import Edit
 from legible_core.model import Transformer
-from legible_core.pipeline import Engine
+from legible_core.pipeline import Engine, _leading
 from legible_core.reading import CheckpointRef, ReadingRequest
 from legible_core.units import Unit
 
@@ -46,6 +46,20 @@ def test_defaults_are_the_last_position_and_the_most_probable_token(engine):
     for token in reading.predictions:
         assert token.probability == pytest.approx(float(probabilities[token.id]), abs=1e-6)
         assert token.logit == pytest.approx(float(logits[token.id]), abs=1e-5)
+
+
+def test_equal_logits_have_one_order():
+    """On an exact tie the default target is the first prediction, whatever order a sort would leave them in."""
+    logits = torch.zeros(61)
+    logits[[40, 7, 52]] = 3.0
+    assert _leading(logits, 1) == [7]
+    assert _leading(logits, 5) == [7, 40, 52, 0, 1]
+    engine = make_engine(sample_config("boolean", (4, 2, 0)))
+    with torch.no_grad():
+        engine.model.unembedding_matrix.zero_()
+    reading = engine.read(request(engine, 12))
+    assert reading.target.id == 0
+    assert [token.id for token in reading.predictions] == list(range(10))
 
 
 def test_any_token_may_be_the_target_and_has_its_rank(engine):
