@@ -28,6 +28,7 @@ class Stage:
     tokens: int
     sparsity: Strength = 0.0
     crispness: Strength = 0.0
+    floor: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,10 @@ class Pressure:
 
     sparsity, crispness: λ_s and λ_c, one number for all layers or one per layer. `start_tokens` and `ramp_tokens` say
     when sparsity begins and over how many tokens it rises linearly to its full strength. `later` holds stages that
-    change the strengths as training goes on, in order: what shapes operands early can starve them when it goes on. The
-    regime decides which of the two act; a strength without its regime is refused, so that a recipe says what it does.
+    change the strengths as training goes on, in order: what shapes operands early can starve them when it goes on. A
+    channel whose mean over the batch lies within `floor` of a rail is not pressed: under an optimiser that normalises
+    its step, even a vanishing push keeps a dead operand dead. The regime decides which of the two act; a strength
+    without its regime is refused, so that a recipe says what it does.
     """
 
     regime: Regime = "none"
@@ -46,6 +49,7 @@ class Pressure:
     target: Target = "operands"
     start_tokens: int = 0
     ramp_tokens: int = 0
+    floor: float = 0.0
     later: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:
@@ -56,6 +60,8 @@ class Pressure:
         for each in self.strengths():
             if any(not isinstance(s, int | float) or isinstance(s, bool) or not 0 <= s < 1e6 for s in _as_tuple(each)):
                 raise _bad("sparsity and crispness must be a number of at least 0, or a list with one per layer")
+        if any(not 0 <= part.floor < 0.5 for part in (self, *self.later)):
+            raise _bad("floor must be at least 0 and below 0.5")
         if [stage.tokens for stage in self.later] != sorted({max(1, stage.tokens) for stage in self.later}):
             raise _bad("the stages in `later` must stand in order of their tokens, each after the start of training")
         for name, active in (("sparsity", ("sparsity", "both")), ("crispness", ("crispness", "both"))):
@@ -65,6 +71,14 @@ class Pressure:
             for stage in self.later:
                 if self.regime not in active and any(s > 0 for s in _as_tuple(getattr(stage, name))):
                     raise _bad(f"regime {self.regime} has no {name}, but the stage at {stage.tokens} tokens has")
+
+    def floor_at(self, tokens: int) -> float:
+        """The floor that holds after `tokens` training tokens."""
+        floor = self.floor
+        for stage in self.later:
+            if tokens >= stage.tokens:
+                floor = stage.floor
+        return floor
 
     def strengths(self) -> list[Strength]:
         """Every sparsity and crispness of the start and of the stages."""
@@ -104,29 +118,39 @@ def pressure_loss(observed: Observed, attention: Pressure, feed_forward: Pressur
             if not count or not (sparsity or crispness):
                 continue
             for value in values:
-                term = _Penalty.apply(value, sparsity / count, crispness / count)
+                term = _Penalty.apply(value, sparsity / count, crispness / count, pressure.floor_at(tokens))
                 total = term if total is None else total + term
     return total
 
 
 class _Penalty(torch.autograd.Function):
-    """Σ s|v| + c v(1-v) for v in [0,1], with its gradient s + c(1-2v) made in one pass."""
+    """Σ s|v| + c v(1-v) for v in [0,1] (b, t, ...channels), with its gradient s + c(1-2v) made in one pass.
+
+    Channels whose mean over b and t is within `floor` of 0 or 1 are left out, of the value and of the gradient.
+    """
 
     @staticmethod
-    def forward(ctx, value: Tensor, sparsity: float, crispness: float) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(value)
+    def forward(ctx, value: Tensor, sparsity: float, crispness: float, floor: float) -> Tensor:  # type: ignore[no-untyped-def]
+        total = value.float().sum((0, 1))
+        squares = value.float().square().sum((0, 1))
+        pressed: Tensor | None = None
+        if floor > 0:
+            mean = total / (value.shape[0] * value.shape[1])
+            pressed = ((mean >= floor) & (mean <= 1 - floor)).to(value.dtype)
+            total, squares = total * pressed, squares * pressed
+        ctx.save_for_backward(value, pressed)
         ctx.strengths = (sparsity, crispness)
-        flat = value.flatten().float()
-        mean = flat.sum()
-        return (sparsity + crispness) * mean - crispness * torch.dot(flat, flat)
+        return (sparsity + crispness) * total.sum() - crispness * squares.sum()
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
-        (value,) = ctx.saved_tensors
+        value, pressed = ctx.saved_tensors
         sparsity, crispness = ctx.strengths
         slope = value * (-2.0 * crispness)
         slope += sparsity + crispness
-        return slope.mul_(grad.to(slope.dtype)), None, None
+        if pressed is not None:
+            slope *= pressed
+        return slope.mul_(grad.to(slope.dtype)), None, None, None
 
 
 def _as_tuple(value: Strength) -> tuple[float, ...]:

@@ -120,6 +120,27 @@ def test_pressure_gradient() -> None:
     assert torch.allclose(mine.grad, plain.grad, atol=1e-7)
 
 
+def test_channels_at_a_rail_are_not_pressed_below_the_floor() -> None:
+    v = torch.rand(2, 8, 3, generator=torch.Generator().manual_seed(0))
+    v[..., 0] *= 0.02
+    v[..., 2] = 1 - 0.02 * v[..., 2]
+    mine, plain = v.clone().requires_grad_(), v[..., 1].clone().requires_grad_()
+    observed = Observed([(mine,)], [None], [()], [torch.zeros(2, 8, 0)])
+    later = (Stage(10, 0.3, 0.2, floor=0.02),)
+    pressure = Pressure("both", 0.3, 0.2, later=later)
+    assert [pressure.floor_at(t) for t in (0, 9, 10)] == [0.0, 0.0, 0.02]
+    loss = pressure_loss(observed, pressure, Pressure(), 10)
+    assert loss is not None
+    loss.backward()
+    expected = (0.3 * plain + 0.2 * plain * (1 - plain)).sum() / v.numel()
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert mine.grad is not None
+    assert plain.grad is not None
+    assert torch.allclose(mine.grad[..., 1], plain.grad, atol=1e-7)
+    assert not mine.grad[..., [0, 2]].any()
+
+
 def test_sparsity_may_start_late_and_rise() -> None:
     pressure = Pressure("both", 0.02, 0.1, start_tokens=1000, ramp_tokens=500)
     assert [pressure.strength("sparsity", 0, t) for t in (0, 999, 1000, 1250, 1500, 9999)] == [
@@ -150,6 +171,7 @@ def test_stages_change_both_strengths_by_layer() -> None:
         ({"regime": "sparsity", "crispness": 0.1, "sparsity": 0.1}, "contradict"),
         ({"regime": "both", "sparsity": 0.1}, "contradict"),
         ({"regime": "sparsity", "sparsity": -1.0}, "at least 0"),
+        ({"floor": 0.5}, "below 0.5"),
         ({"target": "logits"}, "operands or outputs"),
     ],
 )
