@@ -60,7 +60,7 @@ class Pressure:
         for each in self.strengths():
             if any(not isinstance(s, int | float) or isinstance(s, bool) or not 0 <= s < 1e6 for s in _as_tuple(each)):
                 raise _bad("sparsity and crispness must be a number of at least 0, or a list with one per layer")
-        if any(not 0 <= part.floor < 0.5 for part in (self, *self.later)):
+        if any(not 0 <= floor < 0.5 for floor in [self.floor, *(stage.floor for stage in self.later)]):
             raise _bad("floor must be at least 0 and below 0.5")
         if [stage.tokens for stage in self.later] != sorted({max(1, stage.tokens) for stage in self.later}):
             raise _bad("the stages in `later` must stand in order of their tokens, each after the start of training")
