@@ -76,17 +76,19 @@ class Run:
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.recipe, self.folder, self.device = recipe, folder, torch.device(device)
+        self._check_owner()
         folder.mkdir(parents=True, exist_ok=True)
-        self._claim()
         self.tokenizer = self._tokenizer(text, tokenizer)
-        if self.tokenizer.get_vocab_size() != recipe.data.vocab_size:
+        if (size := self.tokenizer.get_vocab_size()) != recipe.data.vocab_size:
+            made = tokenizer is None and not (folder / "tokenizer.json").exists()
             raise Conflict(
-                f"The tokenizer has {self.tokenizer.get_vocab_size()} entries but the recipe's data.vocab_size is "
-                f"{recipe.data.vocab_size}; make them equal."
+                f"The tokenizer has {size} entries but the recipe's data.vocab_size is {recipe.data.vocab_size}; "
+                + (f"this text gives no more, so make that {size}." if made else "make them equal.")
             )
         ids = tokenise(text, self.tokenizer, cache or folder / "tokens", progress)
         self.order = Order(ids, recipe.model.context, recipe.data.order_seed, recipe.data.held_out_tokens)
         self.model = Transformer(recipe.model.config(recipe.data.vocab_size))
+        self._claim(tokenizer)
 
     def train(self, on_step: Callable[[Step], bool], *, save_seconds: float = 240.0) -> bool:
         """The warm-up and constant part. `on_step` returns False to stop after saving; True when the end was reached.
@@ -215,29 +217,35 @@ class Run:
             optimiser.step()
         return loss, pressure, norm
 
-    def _claim(self) -> None:
-        """Mark the folder as this recipe's, or refuse it; the length of a run may be changed later, nothing else."""
+    def _check_owner(self) -> None:
+        """Refuse a folder that holds another recipe's run; a run's length may be changed later, nothing else."""
         path = self.folder / "recipe.json"
-        mine = self.recipe.to_json()
-        if path.exists():
-            theirs = json.loads(path.read_text(encoding="utf-8"))
-            free = ("tokens", "decay_tokens")
-            for data in (theirs, json.loads(json.dumps(mine))):
-                for name in free:
-                    data["schedule"].pop(name, None)
-                data.pop("note", None)
-                if data is not theirs and data != theirs:
-                    raise Conflict(f"{self.folder} holds a run of another recipe; give --out another folder.")
-        path.write_text(json.dumps(mine, indent=1) + "\n", encoding="utf-8")
+        if not path.exists():
+            return
+        mine, theirs = json.loads(json.dumps(self.recipe.to_json())), json.loads(path.read_text(encoding="utf-8"))
+        for data in (mine, theirs):
+            for name in ("tokens", "decay_tokens"):
+                data["schedule"].pop(name, None)
+            data.pop("note", None)
+        if mine != theirs:
+            raise Conflict(f"{self.folder} holds a run of another recipe; give --out another folder.")
+
+    def _claim(self, tokenizer: Path | None) -> None:
+        """Mark the folder as this recipe's. Only after every check, so that a recipe that was refused can be mended."""
+        own = self.folder / "tokenizer.json"
+        if not own.exists() and tokenizer is not None:
+            own.write_bytes(tokenizer.read_bytes())
+        elif not own.exists():
+            self.tokenizer.save(str(own))
+        text = json.dumps(self.recipe.to_json(), indent=1) + "\n"
+        (self.folder / "recipe.json").write_text(text, encoding="utf-8")
 
     def _tokenizer(self, text: Path, given: Path | None) -> Tokenizer:
+        """The run's own where it has one, else the given one, else one trained on the text."""
         own = self.folder / "tokenizer.json"
-        if not own.exists():
-            if given is not None:
-                own.write_bytes(given.read_bytes())
-            else:
-                train_tokenizer(text, self.recipe.data.vocab_size).save(str(own))
-        return Tokenizer.from_file(str(own))
+        if own.exists() or given is not None:
+            return Tokenizer.from_file(str(own if own.exists() else given))
+        return train_tokenizer(text, self.recipe.data.vocab_size)
 
 
 def _factor(recipe: Recipe, step: int, decay_from: int | None, last: int) -> float:

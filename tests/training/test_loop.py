@@ -190,6 +190,11 @@ def test_a_folder_belongs_to_one_recipe(tmp_path: Path, text: Path) -> None:
     start(longer, tmp_path / "a", text)
     with pytest.raises(Conflict, match="make them equal"):
         start(replace(RECIPE, data=replace(RECIPE.data, vocab_size=301)), tmp_path / "b", text)
+    # What was refused before a first step leaves nothing behind that refuses the mended recipe.
+    start(RECIPE, tmp_path / "b", text)
+    with pytest.raises(LegibleError, match="one context of"):
+        start(replace(RECIPE, data=replace(RECIPE.data, held_out_tokens=10**9)), tmp_path / "c", text)
+    start(RECIPE, tmp_path / "c", text)
 
 
 TOML = """
