@@ -30,6 +30,7 @@ from legible_core.training.loss import next_token_loss
 from legible_core.training.optimiser import Optimiser
 from legible_core.training.pressures import pressure_loss
 from legible_core.training.recipe import Recipe
+from legible_core.training.revive import revive
 from legible_core.training.state import read_state, write_state
 
 
@@ -164,6 +165,8 @@ class Run:
         with (folder / "log.jsonl").open("a", encoding="utf-8") as log:
             while step < last:
                 started = time.monotonic()
+                if step * size in recipe.schedule.revive_tokens and decay_from is None:
+                    self._revive(optimiser, step)
                 factor = _factor(recipe, step, decay_from, last)
                 loss, pressure, norm = self._step(optimiser, step, factor)
                 reason = guard.observe(loss)
@@ -188,6 +191,16 @@ class Run:
                 if not go_on:
                     return step == last
         return True
+
+    def _revive(self, optimiser: Optimiser, step: int) -> None:
+        """Give dead operands a new start, judged on the next four steps' text; a run that resumes does the same."""
+        rows = self.recipe.schedule.batch_tokens // self.recipe.model.context
+        batches = [self.order.batch((step + i) * rows, rows)[:, :-1].to(self.device) for i in range(4)]
+        counts = revive(self.model, optimiser, batches, torch.Generator().manual_seed(self.recipe.seed + step))
+        line = json.dumps({"number": step, "revived": counts})
+        _cut_log(self.folder / "revived.jsonl", step - 1)
+        with (self.folder / "revived.jsonl").open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
 
     def _step(self, optimiser: Optimiser, step: int, factor: float) -> tuple[float, float, float]:
         """Accumulate over micro-batches, clip, update; gives the loss, the penalty and the norm before the clip."""

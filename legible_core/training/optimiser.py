@@ -122,6 +122,21 @@ class Optimiser:
         if self.muon is not None:
             self.muon.step()
 
+    @torch.no_grad()
+    def forget(self, name: str, *, rows: Tensor | None = None, columns: Tensor | None = None) -> None:
+        """Drop the momentum (and AdamW's second moments) of rows or columns of one parameter."""
+        if name in self.muon_names and self.muon is not None:
+            buffers = [self.muon.buffers[self.muon_names.index(name)]]
+        else:
+            parameters = [p for group in self.adam.param_groups for p in group["params"]]
+            entry = self.adam.state.get(parameters[self.adam_names.index(name)], {})
+            buffers = [entry[key] for key in ("exp_avg", "exp_avg_sq") if key in entry]
+        for buffer in buffers:
+            if rows is not None:
+                buffer[rows] = 0.0
+            if columns is not None:
+                buffer[:, columns] = 0.0
+
     def state(self) -> dict[str, Tensor]:
         """Every buffer by parameter name, for a safetensors file."""
         found: dict[str, Tensor] = {}

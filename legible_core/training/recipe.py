@@ -75,13 +75,17 @@ class OptimiserRecipe:
 
 @dataclass(frozen=True)
 class ScheduleRecipe:
-    """Warm-up, constant, then a decay branch (linear to zero); all lengths in tokens."""
+    """Warm-up, constant, then a decay branch (linear to zero); all lengths in tokens.
+
+    At each of `revive_tokens` the operands that are CONSTANT by then get a new start (`training/revive.py`).
+    """
 
     tokens: int
     warmup_tokens: int = 200_000
     decay_tokens: int = 0
     batch_tokens: int = 4096
     micro_batch_tokens: int | None = None
+    revive_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,8 @@ class Recipe:
             raise _bad(f"schedule.batch_tokens {schedule.batch_tokens} is no multiple of the context {context}")
         if micro % context or schedule.batch_tokens % micro:
             raise _bad("schedule.micro_batch_tokens must be a multiple of the context and divide batch_tokens")
+        if any(tokens <= 0 or tokens % schedule.batch_tokens for tokens in schedule.revive_tokens):
+            raise _bad(f"schedule.revive_tokens must be multiples of batch_tokens ({schedule.batch_tokens})")
         if schedule.tokens < schedule.batch_tokens:
             raise _bad(f"schedule.tokens must be at least one batch ({schedule.batch_tokens} tokens)")
         if self.attention_pressure.regime != "none" and self.model.value == "linear":

@@ -79,6 +79,17 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, text: Path, kind
     assert losses(parts)[-1] < losses(parts)[0]
 
 
+def test_a_revival_happens_once_and_resumes_alike(tmp_path: Path, text: Path) -> None:
+    recipe = replace(RECIPE, schedule=replace(RECIPE.schedule, revive_tokens=(256,)))
+    start(recipe, tmp_path / "whole", text).train(lambda step: True)
+    for stop in (4, 99):
+        start(recipe, tmp_path / "parts", text).train(lambda step, stop=stop: step.number < stop)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    for name in ("parts", "whole"):
+        (line,) = (tmp_path / name / "revived.jsonl").read_text().splitlines()
+        assert json.loads(line)["number"] == 4
+
+
 def test_a_killed_run_repeats_the_steps_after_its_state(tmp_path: Path, text: Path) -> None:
     """A kill between two states: the log's later lines are dropped and the same losses come again."""
     start(RECIPE, tmp_path / "a", text).train(lambda step: True)
@@ -238,6 +249,7 @@ def test_a_recipe_is_read(tmp_path: Path) -> None:
         ("batch_tokens = 64", "batch_tokens = 60", "no multiple of the context"),
         ("batch_tokens = 64", "batch_tokens = 64\nmicro_batch_tokens = 48", "divide batch_tokens"),
         ("tokens = 640", "tokens = 10", "at least one batch"),
+        ("tokens = 640", "tokens = 640\nrevive_tokens = [70]", "multiples of batch_tokens"),
         ('value = "boolean"', 'value = "linear"', "attention_pressure needs a bounded value"),
         ('value = "boolean"', 'value = "fuzzy"', "must be one of linear, membership, boolean"),
         ("crispness = [0.1, 0.2]", "crispness = [0.1]", "one for each layer"),
