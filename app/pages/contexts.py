@@ -67,6 +67,7 @@ class Context:
 
     offers: tuple[Offer, ...]
     reading_href: str | None
+    target: str
     strip: tuple[Shaded, ...]
     message: str
     poll: str
@@ -86,7 +87,7 @@ def context_of(
     cards = _cards(services, checkpoint)
     stored = _stored(services, asked, cards)
     if stored is None or stored.checkpoint_hash != checkpoint.hash:
-        return Context((), None, (), "Nothing of this checkpoint has been read yet.", "", "", None)
+        return Context((), None, "", (), "Nothing of this checkpoint has been read yet.", "", "", None)
     offers = tuple(
         Offer(
             clipped(card.text, 48),
@@ -99,17 +100,18 @@ def context_of(
     href = urls.reading(checkpoint.slug, stored.digest, **chosen, component=str(component))
     prompt = services.store.prompt(stored.digest)
     reading = stored.reading()
+    target = reading.summary.target.display
     job = detail_job(
         services, reading.summary, str(component), slug=stored.slug, text=prompt.text if prompt is not None else ""
     )
     if job.state == "done" and job.result is not None:
         strip = _strip(job.result, [token.display for token in reading.summary.tokens], stored.position)
-        return Context(offers, href, strip, "", "", "", job.result)
+        return Context(offers, href, target, strip, "", "", "", job.result)
     if job.active or job.state == "done":
         poll = address(reading=stored.digest, **chosen)
-        return Context(offers, href, (), state_of(services, job), poll, "", None)
+        return Context(offers, href, target, (), state_of(services, job), poll, "", None)
     reason = str((job.error or {}).get("message", "It was cancelled."))
-    return Context(offers, href, (), reason, "", urls.job_part(job.id, "retry"), None)
+    return Context(offers, href, target, (), reason, "", urls.job_part(job.id, "retry"), None)
 
 
 def _cards(services: Services, checkpoint: Checkpoint) -> list[ReadingCard]:

@@ -10,7 +10,7 @@ from app.figures import attention_levels
 from app.jobs import Job
 from app.pages.formula import Piece, formula
 from app.pages.named import channel_piece, names_of
-from app.pages.panel import KIND_NAMES, Look, Panel, PanelOperand, component_panel
+from app.pages.panel import KIND_NAMES, Look, Panel, PanelOperand, component_panel, promoted
 from app.pages.reading_view import Chosen, contributor_formula
 from app.services import Services
 from app.urls import Urls
@@ -49,26 +49,25 @@ def panel_for(
     Raises NotFound for a component that does not exist.
     """
     summary = reading.summary
-    vocabulary = checkpoint.config.vocab_size if checkpoint is not None else 0
     top = {c.id: c for c in summary.top}
     if chosen.component is None:
         units = [c for c in summary.top if c.kind != "head"]
         strongest = next((c for c in units if c.kind != "gelu"), units[0] if units else None)
         if strongest is None:
             return PanelChoice(None)
-        return PanelChoice(component_panel(strongest, urls.unit(slug, strongest.id), vocabulary))
+        return PanelChoice(component_panel(strongest, urls.unit(slug, strongest.id)))
     component = check_component(chosen.component, summary)
     href = urls.head(slug, component) if isinstance(component, Head) else urls.unit(slug, component)
     known = top.get(str(component))
     if known is not None and isinstance(component, Unit):
-        return PanelChoice(component_panel(known, href, vocabulary))
-    base = _base(reading, component, known, href, vocabulary, checkpoint)
+        return PanelChoice(component_panel(known, href))
+    base = _base(reading, component, known, href, checkpoint)
     if checkpoint is None:
         message = "Its checkpoint is not here any more, so only what the reading holds is shown."
         return PanelChoice(replace(base, message=message))
     job = detail_job(services, summary, str(component), slug=slug, text=text)
     if job.state == "done" and job.result is not None:
-        return _from_result(job.result, href, vocabulary, summary, names_of(checkpoint)[0])
+        return _from_result(job.result, href, summary, names_of(checkpoint)[0])
     if job.active or job.state == "done":
         poll = urls.reading(slug, summary.digest, **chosen.query())
         return PanelChoice(replace(base, message=state_of(services, job), poll=poll), final=False)
@@ -117,29 +116,23 @@ def detail_job(services: Services, summary: Summary, component: str, *, slug: st
 
 
 def _base(
-    reading: Reading, component: Head | Unit, known: Contributor | None, href: str, vocabulary: int,
-    checkpoint: Checkpoint | None,
-) -> Panel:  # fmt: skip
+    reading: Reading, component: Head | Unit, known: Contributor | None, href: str, checkpoint: Checkpoint | None
+) -> Panel:
     """What the reading itself says, until the worker has looked closer."""
     if known is not None:
-        return component_panel(known, href, vocabulary, pieces=contributor_formula(known))
+        return component_panel(known, href, pieces=contributor_formula(known))
     if isinstance(component, Head):
         kind, value = "head", float(reading.heads[component.layer, component.head])
     else:
         kind = checkpoint.config.feed_forward.kind(component.unit) if checkpoint is not None else "gelu"
         value = float(reading.units[component.layer, component.unit])
-    return Panel(
-        id=str(component), kind=kind, href=href, glyph=GLYPHS[kind], kind_name=KIND_NAMES[kind], value=value,
-        vocabulary=vocabulary,
-    )  # fmt: skip
+    return Panel(id=str(component), kind=kind, href=href, glyph=GLYPHS[kind], kind_name=KIND_NAMES[kind], value=value)
 
 
-def _from_result(
-    result: dict[str, Any], href: str, vocabulary: int, summary: Summary, names: Names | None
-) -> PanelChoice:
+def _from_result(result: dict[str, Any], href: str, summary: Summary, names: Names | None) -> PanelChoice:
     if result["kind"] != "head":
         contributor = Contributor.model_validate(result)
-        return PanelChoice(component_panel(contributor, href, vocabulary))
+        return PanelChoice(component_panel(contributor, href))
     pattern = [float(weight) for weight in result["pattern"]]
     channels = result["channels"]
     looks, _ = findings(result, [token.display for token in summary.tokens], names)
@@ -148,7 +141,8 @@ def _from_result(
         PanelOperand(c["id"], channel_piece(names, c["id"]), float(c["activation"]), float(c["value"]), ())
         for c in channels[:CHANNELS]
     )
-    lead = Piece(operands[0].id.rpartition(".")[2], token=True) if operands else Piece("attention head")
+    # As in the table: the leading channel stands for the head.
+    lead = operands[0].name if operands else Piece("attention head")
     panel = Panel(
         id=result["id"],
         kind="head",
@@ -158,11 +152,10 @@ def _from_result(
         value=float(result["value"]),
         formula=(lead, *([Piece("…")] if len(channels) > 1 else []), *formula("", (), promotes, None)[1:]),
         target_rank=result["target_rank"],
-        vocabulary=vocabulary,
         operands_title="Strongest channels",
         operands=operands,
         with_terms=True,
-        promotes=promotes,
+        promotes=promoted(promotes),
         looks=looks,
         gathers=any(look.found for look in looks),
     )
@@ -223,4 +216,3 @@ def state_of(services: Services, job: Job) -> str:
     if job.state == "waiting" and not any(worker.alive for worker in services.queue.workers()):
         return "No worker is alive; the rest appears as soon as one is."
     return "Looking closer…"
-

@@ -60,6 +60,7 @@ class Card:
     target: str
     probability: float
     slug: str
+    said: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +217,17 @@ def reading_cards(urls: Urls, cards: list[ReadingCard], component: str | None = 
             target=c.target_display,
             probability=c.probability,
             slug=c.slug,
+            said=_asked(c),
         )
         for c in cards
     )
+
+
+def _asked(card: ReadingCard) -> str:
+    """What was asked besides the target, where that is not the usual: several readings share one prompt."""
+    parts = [] if card.position == card.n_tokens - 1 else [f"at position {card.position}"]
+    if card.contrast is not None:
+        parts.append("against another token")
+    elif card.relative_to == "mean":
+        parts.append("relative to the mean")
+    return ", ".join(parts)

@@ -28,12 +28,18 @@ CLASSES = (("SELECTIVE", "selective"), ("FUZZY", "fuzzy"), ("CONSTANT", "constan
 CARD_WORDS = {
     "hash": "weights hash", "data": "data", "tokens": "tokens trained", "recipe": "recipe", "licence": "licence",
     "loss": "loss (nats a token)", "loss_se": "its standard error", "measured_tokens": "measured on, tokens",
-    "heldout": "measured on", "crisp": "operands crisp", "on": "operands ON", "selective": "operands SELECTIVE",
-    "constant": "operands CONSTANT", "alive": "operands alive", "nameable": "operands nameable",
-    "labelled": "operands labelled", "value_selective": "value channels SELECTIVE",
+    "heldout": "measured on", "evaluated_on": "measured on", "crisp": "operands crisp", "on": "operands ON",
+    "selective": "operands SELECTIVE", "constant": "operands CONSTANT", "alive": "operands alive",
+    "nameable": "operands nameable", "labelled": "operands labelled", "value_selective": "value channels SELECTIVE",
 }  # fmt: skip
+# What a card measured, apart from where the checkpoint comes from; shares as per cent, counts in thousands.
+CARD_FIGURES = ("loss", "loss_se", "perplexity", "measured_tokens", "heldout", "evaluated_on")
+CARD_SHARES = ("crisp", "on", "selective", "constant", "alive", "nameable", "labelled", "value_selective")
 QUALITY_WORDS = {"loss": "loss (nats a token)", "loss_se": "its standard error", "tokens": "predicted tokens"}
-CORPUS_WORDS = {"name": "text", "naming": "tokens for names", "held_out": "tokens held out for agreement"}
+CORPUS_WORDS = {
+    "name": "text", "sha256": "SHA-256 of its ids", "naming": "tokens for names",
+    "held_out": "tokens held out for agreement",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,7 @@ class ModelPage:
     name: str
     said: str
     card: tuple[Fact, ...]
+    card_figures: tuple[Fact, ...]
     body: tuple[Block, ...]
     quality: tuple[Fact, ...]
     scanned: tuple[Fact, ...]
@@ -154,15 +161,15 @@ def _models(services: Services, urls: Urls) -> ModelsPage:
 
 def _model(checkpoint: Checkpoint, urls: Urls) -> ModelPage:
     names, missing = names_of(checkpoint)
-    card = tuple(
-        Fact(CARD_WORDS.get(key, key.replace("_", " ")), value) for key, value in checkpoint.card.fields.items()
-    )
+    fields = checkpoint.card.fields
+    measured = (*CARD_FIGURES, *CARD_SHARES)
     return ModelPage(
         title=f"{checkpoint.slug}: checkpoint",
         slug=checkpoint.slug,
         name=checkpoint.title,
         said=describe(checkpoint),
-        card=card,
+        card=tuple(_card_fact(key, value) for key, value in fields.items() if key not in measured),
+        card_figures=tuple(_card_fact(key, value) for key, value in fields.items() if key in measured),
         body=_blocks(checkpoint.card.body),
         quality=_quality(checkpoint, names),
         scanned=_scanned(names),
@@ -175,6 +182,18 @@ def _model(checkpoint: Checkpoint, urls: Urls) -> ModelPage:
         config=checkpoint.config.to_json(),
         hash=checkpoint.hash,
     )
+
+
+def _card_fact(key: str, value: str) -> Fact:
+    """An entry of the card in words. A number that cannot be read is shown as it is written."""
+    try:
+        if key in CARD_SHARES:
+            value = percent(float(value), 1)
+        elif key in ("tokens", "measured_tokens"):
+            value = f"{int(value):,}"
+    except (ValueError, OverflowError):
+        pass
+    return Fact(CARD_WORDS.get(key, key.replace("_", " ")), value)
 
 
 def _blocks(text: str) -> tuple[Block, ...]:

@@ -62,7 +62,6 @@ class Panel:
     half_life: float | None = None
     cls: str | None = None
     target_rank: int | None = None
-    vocabulary: int = 0
     operands_title: str = ""
     operands: tuple[PanelOperand, ...] = ()
     with_terms: bool = False
@@ -72,7 +71,7 @@ class Panel:
 
 
 def component_panel(
-    c: Contributor, href: str, vocabulary: int, *, looks: Sequence[Look] = (), pieces: tuple[Piece, ...] | None = None
+    c: Contributor, href: str, *, looks: Sequence[Look] = (), pieces: tuple[Piece, ...] | None = None
 ) -> Panel:
     """The panel of a contributor; `looks` are the attended tokens when it is a head whose pattern is known."""
     if pieces is None:
@@ -90,14 +89,18 @@ def component_panel(
         half_life=c.half_life,
         cls=c.cls,
         target_rank=c.target_rank,
-        vocabulary=vocabulary,
         operands_title="Strongest channels" if c.kind == "head" else "Operands here",
         operands=tuple(PanelOperand(o.id, operand_piece(o), o.value, o.term, _detect(o)) for o in c.operands),
         with_terms=any(o.term is not None for o in c.operands),
-        promotes=c.promotes[:10],
+        promotes=promoted(c.promotes),
         looks=tuple(looks),
         gathers=any(look.found for look in looks),
     )
+
+
+def promoted(tokens: Sequence[Promoted]) -> tuple[Promoted, ...]:
+    """The first ten that are raised at all: in a small vocabulary the list may run on into tokens that are lowered."""
+    return tuple(token for token in tokens if token.weight > 0)[:10]
 
 
 def _detect(operand: Any) -> tuple[DetectToken, ...]:

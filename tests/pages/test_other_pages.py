@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from page_samples import HOSTILE, SLUG, Site, links, make_checkpoint, open_site, parsed, title
 
-from app.pages.models import Figure
+from app.pages.models import Figure, _card_fact
 from legible_core.naming.names import Names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -189,6 +189,9 @@ def test_model_page_gives_every_figure_its_table(shared: Site) -> None:
         assert figure["data"]
     assert page.count("<figure>") == len(blocks) == page.count("table</summary>")
     assert "loss (nats a token)" in page, "no legibility figure without the quality"
+    facts = {fact.name: fact.value for fact in map(_card_fact, ("crisp", "tokens", "crisp"), ("0.4899", "614400", "x"))}
+    assert facts == {"tokens trained": "614,400", "operands crisp": "x"}
+    assert _card_fact("crisp", "0.4899").value == "49.0 %"
     assert HOSTILE not in page
     names = Names.load(shared.checkpoint.path)
     assert names is not None

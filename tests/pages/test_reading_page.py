@@ -180,6 +180,26 @@ def test_bad_values_are_one_sentence(shared: Site, query: str, status: int, said
         assert said in body.json()["error"]["message"]
 
 
+def test_what_was_refused_leads_back_to_the_reading(shared: Site) -> None:
+    address = shared.read("the cat")
+    path = address.partition("?")[0]
+    refused = shared.client.get(f"{address}&component=L9.u0")
+    assert refused.status_code == 404
+    assert f'<a href="{path}">Back to the reading</a>' in refused.text
+    assert "Back to the reading" not in shared.client.get("/models/none").text
+
+
+def test_lists_tell_readings_of_one_prompt_apart(site: Site) -> None:
+    site.read("the cat sat on the")
+    site.read("the cat sat on the", position=1, target=5)
+    site.read("the cat sat on the", target=5, contrast=6)
+    site.read("the cat sat on the", target=5, relative_to="mean")
+    home = site.client.get("/").text
+    assert home.count("at position 1, ") == 1
+    assert home.count("against another token, ") == 1
+    assert home.count("relative to the mean, ") == 1
+
+
 def test_a_target_typed_as_text(site: Site) -> None:
     address = site.read("it was the best of times")
     base = address.partition("?")[0]
