@@ -27,6 +27,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing what Legible needs into $(VENV), PyTorch among it; the first time takes some minutes."
 	$(PIP) -e .
 	touch $@
 
