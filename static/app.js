@@ -114,6 +114,14 @@
   document.addEventListener("focusout", hide);
   document.addEventListener("scroll", hide, { capture: true, passive: true });
 
+  // A long prompt scrolls in its own strip: the read position is in sight from the start.
+  document.querySelectorAll(".strip").forEach((strip) => {
+    const token = strip.querySelector("[aria-current]");
+    if (!token) return;
+    const below = token.getBoundingClientRect().bottom - strip.getBoundingClientRect().bottom;
+    if (below > 0) strip.scrollTop += below + 4;
+  });
+
   // Plotly figures: data in a JSON block, colours from the page, redrawn when light turns dark.
   const draw = () => {
     const style = getComputedStyle(document.documentElement);

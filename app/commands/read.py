@@ -30,7 +30,7 @@ def read(
     model: Annotated[str, typer.Argument(help="A checkpoint: its slug, its hash, or its folder.")],
     prompt: Annotated[str, typer.Argument(help="The text, read as typed; - reads it from standard input.")],
     target: Annotated[
-        str | None, typer.Option(help="The token to read, such as ' worst'; default: the most probable one.")
+        str | None, typer.Option(help="The token to read, such as ' worst' or id:666; default: the most probable one.")
     ] = None,
     contrast: Annotated[str | None, typer.Option(help="Read the logit difference to this token.")] = None,
     position: Annotated[
