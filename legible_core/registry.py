@@ -65,13 +65,15 @@ class Checkpoint:
 
     @property
     def kind(self) -> str:
-        """The architecture in a few words, such as `Boolean values, rho 0.5, quantifiers 0.125`."""
+        """The architecture in a few words, such as `Boolean values, half of the units named`."""
         value, ff = self.config.attention.value, self.config.feed_forward
-        words = ["Boolean values" if value == "boolean" else f"{value} values"]
-        words.append("GELU" if ff.n_named == 0 else f"rho {ff.gelu_fraction:g}")
-        if ff.n_quantifiers:
-            words.append(f"quantifiers {ff.quantifier_fraction:g}")
-        return ", ".join(words)
+        special, heads = sum(self.config.attention.n_special), self.config.n_layers * self.config.n_heads
+        values = "Boolean values" if value == "boolean" else f"{value} values"
+        if 0 < special < heads:
+            values += f" on {100 * special / heads:.0f} % of the heads"
+        share = ff.n_named / ff.d_ff
+        units = {0.0: "GELU units", 0.5: "half of the units named", 1.0: "all units named"}
+        return f"{values}, {units.get(share, f'{100 * share:.0f} % of the units named')}"
 
     @property
     def tokens_trained(self) -> int | None:

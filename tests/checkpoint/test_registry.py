@@ -42,7 +42,7 @@ def test_an_opened_checkpoint_says_what_it_is(folder: Path) -> None:
     assert checkpoint.parameters == sum(p.numel() for p in small_model().parameters()) == checkpoint.size
     assert checkpoint.bytes == (folder / "model.safetensors").stat().st_size
     assert (checkpoint.dtype, checkpoint.title, checkpoint.perplexity) == ("F32", "Small", 50.5)
-    assert checkpoint.kind == "Boolean values, rho 0.5, quantifiers 0.25"
+    assert checkpoint.kind == "Boolean values on 75 % of the heads, half of the units named"
     assert checkpoint.to_json()["legibility"] == {"crisp": 0.75}
     assert not checkpoint.has_names
     assert checkpoint.tokens_trained is None
