@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
+import os
 import pkgutil
 import sys
+from typing import TYPE_CHECKING
 
-import typer
-
-import app.commands as commands
 from app.errors_text import as_json, as_text
 from legible_core import __version__
 from legible_core.errors import LegibleError
 
+if TYPE_CHECKING:
+    import typer
+
 
 def build() -> typer.Typer:
     """The program with every command that this installation has."""
+    import typer  # here, so that Ctrl-C while it loads is as quiet as later
+
+    import app.commands as commands
+
     program = typer.Typer(
         name="legible",
         help="A workbench for reading transformers whose units are legible by construction.",
@@ -40,11 +48,26 @@ def build() -> typer.Typer:
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # glyphs and JSON, whatever the locale
     try:
         build()()
+    except KeyboardInterrupt:
+        sys.exit(130)
     except LegibleError as error:
-        print(as_json(error) if "--json" in sys.argv else as_text(error), file=sys.stderr)
-        sys.exit(2)
+        _refuse(error)
+    except OSError as error:
+        # Where it names a file, it is a mistake of ours; here it is what the output goes to.
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered cannot be written either
+        _refuse(LegibleError(f"The output cannot be written: {error.strerror}.", code="cannot_write"))
+
+
+def _refuse(error: LegibleError) -> None:
+    print(as_json(error) if "--json" in sys.argv else as_text(error), file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from legible_core.errors import LegibleError, NotFound
+from legible_core.errors import LegibleError, NotFound, TooLarge
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,13 +64,30 @@ def make(
         raise LegibleError(f"--top is {top}; it must be from 0 to {MAX_TOP}.", code="bad_top")
     checkpoint = find(model)
     if prompt == "-":
-        prompt = sys.stdin.read()
+        prompt = _standard_input()
     from legible_core.pipeline import Engine
 
     engine = Engine.open(checkpoint)
     wish: Any = relative_to
     request = engine.request(prompt, position=position, target=target, contrast=contrast, relative_to=wish)
     return engine.read(request, top=top)
+
+
+def _standard_input() -> str:
+    """The prompt on standard input, every line end as it stands there; raises `LegibleError` for what is no text."""
+    from legible_core.tokens import MAX_PROMPT_BYTES
+
+    if sys.stdin is None:
+        raise LegibleError("Standard input is closed; give the prompt as an argument.", code="no_input")
+    data = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+    if len(data) > MAX_PROMPT_BYTES:
+        raise TooLarge(f"Standard input holds more than {MAX_PROMPT_BYTES:,} bytes, the limit of a prompt; shorten it.")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise LegibleError(
+            f"Standard input is not UTF-8 text (at byte {error.start}); convert it first.", code="bad_text"
+        ) from None
 
 
 def find(model: str) -> Checkpoint:

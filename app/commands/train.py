@@ -46,6 +46,7 @@ def train(
     """Train; Ctrl-C saves and stops, and the same command goes on where it stopped."""
     from legible_core.training.loop import Run
     from legible_core.training.recipe import load_recipe, resolve
+    from legible_core.training.state import writing
 
     plan = load_recipe(recipe)
     if ship is not None and not decay:
@@ -54,7 +55,7 @@ def train(
     source = text or resolve(plan.data.train, recipe.parent)
     given = tokenizer or (resolve(plan.data.tokenizer, recipe.parent) if plan.data.tokenizer else None)
     _check_device(device)
-    with _progress() as progress:
+    with writing(folder), _progress() as progress:
         reading = progress.add_task("tokenising", total=None)
         run = Run(plan, folder, source, tokenizer=given, device=device)
         progress.remove_task(reading)

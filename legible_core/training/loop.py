@@ -235,11 +235,15 @@ class Run:
         path = self.folder / "recipe.json"
         if not path.exists():
             return
-        mine, theirs = json.loads(json.dumps(self.recipe.to_json())), json.loads(path.read_text(encoding="utf-8"))
-        for data in (mine, theirs):
-            for name in ("tokens", "decay_tokens"):
-                data["schedule"].pop(name, None)
-            data.pop("note", None)
+        mine = json.loads(json.dumps(self.recipe.to_json()))
+        try:
+            theirs = json.loads(path.read_text(encoding="utf-8"))
+            for data in (mine, theirs):
+                for name in ("tokens", "decay_tokens"):
+                    data["schedule"].pop(name, None)
+                data.pop("note", None)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise Conflict(f"{path} is not what a run writes; give --out another folder.") from None
         if mine != theirs:
             raise Conflict(f"{self.folder} holds a run of another recipe; give --out another folder.")
 
@@ -256,8 +260,15 @@ class Run:
     def _tokenizer(self, text: Path, given: Path | None) -> Tokenizer:
         """The run's own where it has one, else the given one, else one trained on the text."""
         own = self.folder / "tokenizer.json"
-        if own.exists() or given is not None:
-            return Tokenizer.from_file(str(own if own.exists() else given))
+        path = own if own.exists() else given
+        if path is not None:
+            try:
+                return Tokenizer.from_file(str(path))
+            except Exception as error:  # the library raises nothing narrower
+                raise LegibleError(
+                    f"The tokenizer {path} cannot be used: {error}.", code="bad_tokenizer",
+                    hint="Give a tokenizer.json that the tokenizers library wrote.",
+                ) from None  # fmt: skip
         return train_tokenizer(text, self.recipe.data.vocab_size)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from legible_core.errors import Corrupt
+from legible_core.errors import Corrupt, Unavailable
 
 
 def write_state(folder: Path, weights: dict[str, Tensor], optimiser: dict[str, Tensor], meta: dict[str, Any]) -> None:
@@ -27,8 +29,8 @@ def write_state(folder: Path, weights: dict[str, Tensor], optimiser: dict[str, T
     for path in fresh.iterdir():
         _sync(path)
     _sync(fresh)
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
+    if folder.exists():  # else a crash left only the old one, which stays until the new one has its name
+        shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
     fresh.rename(folder)
     _sync(folder.parent)
@@ -50,6 +52,20 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict
     except (OSError, ValueError, SafetensorError) as error:
         raise Corrupt(
             f"The training state in {source} cannot be read ({error}); remove the folder to start anew."
+        ) from None
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Word what keeps a run from being written (a full disk, no such folder) as one sentence: `Unavailable`."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise Unavailable(
+            f"The run cannot be written to {folder}: {reason}.",
+            code="cannot_write",
+            hint="What was saved before is whole; make room or choose another folder with --out, then start it again.",
         ) from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -147,3 +148,41 @@ def test_the_program_ends_with_status_2_and_the_shared_body(checkpoint, tmp_path
     body = json.loads(done.stderr)
     assert body["error"]["code"] == "bad_position"
     assert "Position 99" in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [(b"caf\xe9", "bad_text"), (b"x" * 1_000_001, "too_large"), (None, "no_input")],
+    ids=["not UTF-8", "too long", "closed"],
+)
+def test_what_is_no_text_on_standard_input_is_one_sentence(checkpoint, tmp_path, data, code):
+    words = [sys.executable, "-m", "app.cli", "read", str(checkpoint.path), "-", "--json"]
+    if data is None:
+        words = ["sh", "-c", 'exec "$@" <&-', "sh", *words]
+    done = subprocess.run(words, input=data, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert json.loads(done.stderr)["error"]["code"] == code
+
+
+def test_standard_input_keeps_its_line_ends(run):
+    data = json.loads(run("-", "--json", "--top", "0", input="It\rwas"))
+    assert "".join(token["text"] for token in data["tokens"]) == "It\rwas"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_an_output_that_cannot_be_written_is_one_sentence(checkpoint, more):
+    words = [sys.executable, "-m", "app.cli", "read", str(checkpoint.path), PROMPT, *more]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "The output cannot be written: No space left on device." in done.stderr
+
+
+def test_glyphs_are_printed_whatever_the_locale(checkpoint):
+    words = [sys.executable, "-m", "app.cli", "read", str(checkpoint.path), PROMPT, "--top", "3"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(words, capture_output=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "·was" in done.stdout.decode("utf-8")

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from legible_core.errors import Conflict, Corrupt, LegibleError
+from app.cli import build
+from legible_core.errors import Conflict, Corrupt, LegibleError, Unavailable
 from legible_core.training import loop
 from legible_core.training.loop import Diverged, Run, Step
 from legible_core.training.pressures import Pressure
@@ -23,6 +25,7 @@ from legible_core.training.recipe import (
     ScheduleRecipe,
     load_recipe,
 )
+from legible_core.training.state import read_state
 
 RECIPE = Recipe(
     name="tiny",
@@ -191,6 +194,49 @@ def test_no_pickle_and_no_half_state(tmp_path: Path, text: Path) -> None:
     (state / "optimiser.safetensors").write_bytes(b"spoilt")
     with pytest.raises(Corrupt, match="cannot be read"):
         start(RECIPE, tmp_path / "a", text).train(lambda step: True)
+
+
+def test_the_only_state_is_never_removed_before_its_successor_has_its_name(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start(RECIPE, tmp_path / "a", text)
+    run.train(lambda step: step.number < 3)
+    state = tmp_path / "a" / "state"
+    state.rename(tmp_path / "a" / "state.old")  # a first crash
+
+    def crash(self: Path, target: Path) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", crash)  # and a second one, at the next save
+    with pytest.raises(KeyboardInterrupt):
+        start(RECIPE, tmp_path / "a", text).train(lambda step: step.number < 5)
+    loaded = read_state(state)
+    assert loaded is not None
+    assert loaded[2]["step"] == 3
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"schedule": 1}'])
+def test_a_spoilt_folder_is_refused_in_one_sentence(tmp_path: Path, text: Path, content: str) -> None:
+    start(RECIPE, tmp_path / "a", text)
+    (tmp_path / "a" / "recipe.json").write_text(content)
+    with pytest.raises(Conflict, match="is not what a run writes"):
+        start(RECIPE, tmp_path / "a", text)
+
+
+def test_a_tokenizer_that_is_none(tmp_path: Path, text: Path) -> None:
+    for given in (tmp_path / "none.json", text):
+        with pytest.raises(LegibleError, match="cannot be used"):
+            Run(RECIPE, tmp_path / "a", text, tokenizer=given)
+    start(RECIPE, tmp_path / "a", text)
+
+
+def test_a_run_that_cannot_be_written_is_one_sentence(tmp_path: Path, text: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(TOML)
+    (tmp_path / "taken").write_text("")
+    words = ["train", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "taken"), "--text", str(text)]
+    result = CliRunner().invoke(build(), words)
+    assert isinstance(result.exception, Unavailable)
+    assert result.exception.message == f"The run cannot be written to {tmp_path / 'taken'}: File exists."
 
 
 def test_a_folder_belongs_to_one_recipe(tmp_path: Path, text: Path) -> None:
