@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -69,6 +69,8 @@ class Guard:
             response = respond(request, error)
             if error.status == 401:
                 response.headers["www-authenticate"] = "Bearer"
+        except ClientDisconnect:
+            return  # it left while it was sending: there is nobody to answer, and nothing went wrong here
         except Exception as error:
             if sender.started:
                 raise

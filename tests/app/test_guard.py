@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -221,3 +222,26 @@ def test_versioned_static_files_are_kept_and_others_asked_for_again(client: Test
 )
 def test_host_names(host: str, name: str) -> None:
     assert host_name(host) == name
+
+
+def test_a_client_that_leaves_in_mid_request_is_no_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/x-www-form-urlencoded")]
+    scope = {
+        "type": "http", "method": "POST", "path": "/", "raw_path": b"/", "query_string": b"", "root_path": "",
+        "headers": [*headers, (b"content-length", b"100")], "scheme": "http", "http_version": "1.1",
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8321),
+    }  # fmt: skip
+    messages = [{"type": "http.request", "body": b"prompt=it", "more_body": True}, {"type": "http.disconnect"}]
+    sent: list[object] = []
+
+    async def receive() -> dict[str, object]:
+        return messages.pop(0) if messages else {"type": "http.disconnect"}
+
+    async def send(message: object) -> None:
+        sent.append(message)
+
+    app = build(make_settings(tmp_path))
+    asyncio.run(app(scope, receive, send))
+    app.state.services.close()
+    assert sent == []
+    assert "failed" not in caplog.text
