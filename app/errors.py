@@ -53,7 +53,10 @@ def respond(request: Request, error: LegibleError) -> Response:
     """The error as JSON or as a page, whichever the request asks for."""
     if wants_json(request.scope):
         return JSONResponse(error.body(), status_code=error.status)
-    return HTMLResponse(_page(request, error), status_code=error.status)
+    # A page that polls, or opens a part beside its figure, swaps no refusal in: it loads itself again and so shows it.
+    # Not for 5xx, which pass: a page that waits goes on waiting.
+    gone = request.headers.get("hx-request") == "true" and error.status < HTTPStatus.INTERNAL_SERVER_ERROR
+    return HTMLResponse(_page(request, error), error.status, headers={"hx-refresh": "true"} if gone else None)
 
 
 def wants_json(scope: Scope) -> bool:

@@ -169,7 +169,8 @@ def delete(
     """Forget the prompt and all its readings."""
     services.store.delete(digest)
     _kept_pages(request).clear()
-    return RedirectResponse(urls_for(request).home(), status_code=303)
+    # Its pages leave the browser's cache as well, where the way back would show them again.
+    return RedirectResponse(urls_for(request).home(), status_code=303, headers={"clear-site-data": '"cache"'})
 
 
 @router.post("/{digest}/collect")

@@ -310,6 +310,18 @@ def test_delete_forgets_the_prompt_everywhere(site: Site) -> None:
     assert site.client.post(f"{start}/delete").status_code == 404
 
 
+def test_a_tab_that_shows_or_awaits_what_is_deleted_elsewhere_says_so(site: Site) -> None:
+    stored = site.read("it was the best of times")
+    waiting = site.client.post("/", data={"prompt": "it was", "model": SLUG}).headers["location"]
+    assert "hx-refresh" not in site.client.get(waiting, headers={"hx-request": "true"}).headers
+    for address in (waiting, stored):
+        deleted = site.client.post(f"{address.partition('?')[0]}/delete")
+        assert deleted.headers["clear-site-data"] == '"cache"', "the way back does not show it again"
+        polled = site.client.get(address, headers={"hx-request": "true"})
+        assert (polled.status_code, polled.headers["hx-refresh"]) == (404, "true"), "it loads itself, and so the error"
+        assert "hx-refresh" not in site.client.get(address).headers
+
+
 def test_deletion_elsewhere_is_noticed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     from app.pages import readings
 
