@@ -20,6 +20,7 @@ from app import scanning
 from app.catalogue import Catalogue
 from app.settings import Settings
 from app.worker import Context, Handler, Outcome
+from legible_core.errors import Unavailable
 from legible_core.reading import ReadingRequest
 
 if TYPE_CHECKING:
@@ -103,10 +104,12 @@ class Engines:
         from legible_core.pipeline import Engine
 
         _prepare_torch(self.settings)
+        device = pick_device(self.settings.device)
+        _check_device(device)
         return Engine.open(
             checkpoint,
             dtype="bfloat16" if dtype == "bfloat16" else "float32",
-            device=pick_device(self.settings.device),
+            device=device,
             cache_bytes=self.settings.cache_mebibytes << 20,
         )
 
@@ -122,6 +125,22 @@ def pick_device(device: str) -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _check_device(device: str) -> None:
+    """Raise Unavailable for a device that this machine does not have."""
+    import torch
+
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        if "out of memory" in str(error).lower():
+            raise
+        raise Unavailable(
+            f"The worker's device {device!r} cannot be used: {str(error).splitlines()[0].rstrip('.')}.",
+            code="bad_device",
+            hint="Start the worker with --device auto or --device cpu.",
+        ) from None
 
 
 def _prepare_torch(settings: Settings) -> None:

@@ -29,8 +29,14 @@ from legible_core.errors import LegibleError
 def create_app(settings: Settings) -> FastAPI:
     """The application: database open and migrated, pages mounted; workers start and stop with its lifespan.
 
-    Raises LegibleError when the database cannot be used.
+    Raises LegibleError when the database cannot be used, or when it would be open to a network without a token.
     """
+    if not settings.loopback and settings.token is None:
+        raise LegibleError(
+            f"Listening on {settings.host} needs an access token.",
+            code="no_token",
+            hint="Give one with --token or LEGIBLE_TOKEN; `legible serve` makes one by itself.",
+        )
     services = open_services(settings)
 
     @asynccontextmanager

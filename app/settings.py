@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -57,6 +58,19 @@ class Settings(BaseSettings):
     def _names(cls, value: object) -> object:
         """In a variable: names divided by commas."""
         return tuple(name.strip() for name in value.split(",") if name.strip()) if isinstance(value, str) else value
+
+    @field_validator("token")
+    @classmethod
+    def _no_empty_token(cls, value: SecretStr | None) -> SecretStr | None:
+        """An empty variable gives no token: a request without one would match it."""
+        return value if value is not None and value.get_secret_value().strip() else None
+
+    @field_validator("device")
+    @classmethod
+    def _device(cls, value: str) -> str:
+        if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value) is None:
+            raise ValueError("one of auto, cpu, cuda or cuda:N")
+        return value
 
     @field_validator("data_dir")
     @classmethod

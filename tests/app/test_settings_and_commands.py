@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 
 from app import cli, paths
 from app.database import Database
+from app.handlers import Engines
 from app.jobs import Queue
+from app.main import create_app
 from app.settings import Settings, is_loopback
 from app.urls import Urls
 from legible_core.errors import Conflict, LegibleError, NotFound
@@ -30,13 +32,32 @@ def test_flags_win_over_variables_and_variables_over_defaults(monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("port", "many"), ("port", 70000), ("root_path", "lab"), ("dtype", "int8"), ("lease_seconds", 0), ("workers", -1)],
-)
+    [
+        ("port", "many"), ("port", 70000), ("root_path", "lab"), ("dtype", "int8"), ("lease_seconds", 0),
+        ("workers", -1), ("device", "tpu"), ("device", "cuda:x"),
+    ],
+)  # fmt: skip
 def test_a_bad_setting_is_one_sentence(name: str, value: object) -> None:
     with pytest.raises(LegibleError, match=f"The setting {name} .LEGIBLE_{name.upper()}. cannot be") as caught:
         Settings.load(**{name: value})
     assert caught.value.code == "invalid_setting"
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("blank", ["", " "])
+def test_an_empty_token_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, blank: str) -> None:
+    monkeypatch.setenv("LEGIBLE_TOKEN", blank)
+    settings = Settings.load(host="0.0.0.0", data_dir=tmp_path)
+    assert settings.token is None
+    with pytest.raises(LegibleError, match=r"Listening on 0\.0\.0\.0 needs an access token"):
+        create_app(settings)
+
+
+def test_a_device_that_is_not_here_is_one_sentence(tmp_path: Path) -> None:
+    engines = Engines(Settings.load(device="cuda:99", data_dir=tmp_path))
+    with pytest.raises(LegibleError, match="The worker's device 'cuda:99' cannot be used") as caught:
+        engines._load(None, "float32")  # type: ignore[arg-type]
+    assert caught.value.code == "bad_device"
 
 
 def test_a_worker_process_gets_the_same_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
