@@ -40,7 +40,8 @@ def test_models_lists_what_is_known_and_makes_no_database(shipped: Path, tmp_pat
     lines = legible("models").stdout.splitlines()
     identity = open_checkpoint(shipped / "shipped").hash
     assert lines[0].split()[:2] == ["slug", "kind"]
-    for part in ("shipped", "Boolean values on 75 % of the heads, half of the units named", "50.50", "75% crisp", identity[:12]):
+    kind = "Boolean values on 75 % of the heads, half of the units named"
+    for part in ("shipped", kind, "50.50", "75% crisp", identity[:12]):
         assert part in lines[1]
     assert str(shipped / "shipped") in lines[1]
     (found,) = json.loads(legible("models", "--json").stdout)

@@ -25,8 +25,8 @@ from legible_core.model import Transformer
 from legible_core.registry import Checkpoint, open_checkpoint
 
 SLUG = "tiny"
-HOSTILE = '<script>alert(1)</script>"\'&'
-TOKENS = ['<img src=x onerror=alert(2)>', '"><svg onload=alert(3)>']
+HOSTILE = "<script>alert(1)</script>\"'&"
+TOKENS = ["<img src=x onerror=alert(2)>", '"><svg onload=alert(3)>']
 WORDS: list[str] = str.split(
     "it was the best of times worst age wisdom he she her his a no not never more most than could have been"
 )
