@@ -8,7 +8,7 @@ import io
 import os
 import pkgutil
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from app.errors_text import as_json, as_text
 from legible_core import __version__
@@ -52,6 +52,8 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # glyphs and JSON, whatever the locale
     try:
+        if "--json" in sys.argv:
+            _run_for_program()
         build()()
     except KeyboardInterrupt:
         sys.exit(130)
@@ -63,6 +65,22 @@ def main() -> None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered cannot be written either
         _refuse(LegibleError(f"The output cannot be written: {error.strerror}.", code="cannot_write"))
+
+
+def _run_for_program() -> NoReturn:
+    """As a person's call, but a wrong option is answered with the shared error body too."""
+    import typer
+
+    # UsageError itself, which typer does not name in public.
+    usage_error: type[Exception] = typer.BadParameter.__mro__[1]
+    try:
+        code = build()(standalone_mode=False)
+    except usage_error as error:
+        message: str = getattr(error, "format_message", error.__str__)()
+        raise LegibleError(message.rstrip(".") + ".", code="usage", hint="--help lists what is allowed.") from None
+    except typer.Abort:
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _refuse(error: LegibleError) -> None:

@@ -138,6 +138,25 @@ def test_with_json_it_is_the_shared_body(
     assert json.loads(capsys.readouterr().err)["error"]["code"] == "read_only"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("read", "m", "hi", "--json", "--position", "1.5"), "Invalid value for '--position'"),
+        (("read", "m", "--json"), "Missing argument 'prompt'."),
+        (("read", "m", "hi", "--json", "--bogus"), "No such option: --bogus."),
+        (("nonsense", "--json"), "No such command 'nonsense'."),
+    ],
+)
+def test_with_json_a_wrong_call_is_the_shared_body_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert run(monkeypatch, *arguments) == 2
+    error = json.loads(capsys.readouterr().err)["error"]
+    assert error["code"] == "usage"
+    assert error["message"].startswith(message)
+    assert error["message"].endswith(".")
+
+
 def test_jobs_from_the_terminal(tmp_path: Path) -> None:
     program, where = cli.build(), ["--data-dir", str(tmp_path)]
 
