@@ -100,26 +100,12 @@ def add_checkpoint(services: Services, folder: Path, slug: str | None = None, *,
 
 def look(settings: Settings) -> list[Entry]:
     """Every checkpoint folder: shipped, and added if there is a database yet; none is made for the question."""
-    from app.database import Database
-    from app.paths import models_dir
-    from app.store import Store
-    from legible_core.errors import NotFound
+    from app.commands.read import added, shipped_roots
     from legible_core.registry import survey
     from legible_core.token_service import TokenizerService
 
-    try:
-        roots = [models_dir()]
-    except NotFound:
-        roots = []
-    added: list[tuple[str, Path]] = []
-    if settings.database_url is not None or (settings.data_dir / "legible.sqlite").is_file():
-        database = Database.open(settings, migrate=False)
-        try:
-            added = [(row.slug, Path(row.path)) for row in Store(database).checkpoints()]
-        finally:
-            database.close()
     with TokenizerService() as tokenizers:
-        return survey(roots, added, tokenizer=tokenizers)
+        return survey(shipped_roots(), added(settings), tokenizer=tokenizers)
 
 
 def _row(checkpoint: Checkpoint) -> tuple[str, ...]:

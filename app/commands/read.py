@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from app.settings import Settings
     from legible_core.reading import Contributor, Reading
     from legible_core.registry import Checkpoint
 
@@ -92,29 +93,34 @@ def _standard_input() -> str:
 
 def find(model: str) -> Checkpoint:
     """The checkpoint of a slug, hash or folder: shipped ones first, then the added ones of the data folder."""
-    from app.paths import models_dir
+    from app.settings import Settings
     from legible_core.registry import open_checkpoint, resolve, survey
 
     if "/" in model or "\\" in model or (Path(model) / "config.json").is_file():
         return open_checkpoint(Path(model))
-    try:
-        roots = [models_dir()]
-    except NotFound:
-        roots = []
+    roots = shipped_roots()
     shipped = survey(roots)
     if any(entry.checkpoint is not None and model in (entry.slug, entry.checkpoint.hash) for entry in shipped):
         # What ships needs no database.
         return resolve(model, shipped)
-    return resolve(model, survey(roots, added()))
+    return resolve(model, survey(roots, added(Settings.load())))
 
 
-def added() -> list[tuple[str, Path]]:
-    """What `legible add` registered; nothing where no workbench has run yet."""
+def shipped_roots() -> list[Path]:
+    """The folder of the checkpoints that ship; none in an installation that has none."""
+    from app.paths import models_dir
+
+    try:
+        return [models_dir()]
+    except NotFound:
+        return []
+
+
+def added(settings: Settings) -> list[tuple[str, Path]]:
+    """What `legible add` registered; nothing, and no new database, where no workbench has run yet."""
     from app.database import Database
-    from app.settings import Settings
     from app.store import Store
 
-    settings = Settings.load()
     if settings.database_url is None and not (settings.data_dir / "legible.sqlite").is_file():
         return []
     database = Database.open(settings, migrate=False)
