@@ -41,9 +41,19 @@ def train(
     ship: Annotated[
         Path | None, typer.Option(help="Write the decayed weights as a checkpoint folder here (with --decay).")
     ] = None,
+    begin: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", help="Begin from this checkpoint folder where the run has no state; needs --from-tokens."
+        ),
+    ] = None,
+    begin_tokens: Annotated[
+        int | None, typer.Option("--from-tokens", help="How many tokens that checkpoint was trained on.", min=1)
+    ] = None,
     save_seconds: Annotated[float, typer.Option(help="Seconds between two saved states.", min=1.0)] = 240.0,
 ) -> None:
     """Train; Ctrl-C saves and stops, and the same command goes on where it stopped."""
+    from legible_core.registry import open_checkpoint
     from legible_core.training.loop import Run
     from legible_core.training.recipe import load_recipe, resolve
     from legible_core.training.state import writing
@@ -51,6 +61,8 @@ def train(
     plan = load_recipe(recipe)
     if ship is not None and not decay:
         raise LegibleError("--ship needs --decay: only decayed weights are shipped.", code="bad_options")
+    if (begin is None) != (begin_tokens is None):
+        raise LegibleError("--from and --from-tokens belong together; give both or neither.", code="bad_options")
     folder = out or Path("runs") / plan.name
     source = text or resolve(plan.data.train, recipe.parent)
     given = tokenizer or (resolve(plan.data.tokenizer, recipe.parent) if plan.data.tokenizer else None)
@@ -59,6 +71,8 @@ def train(
         reading = progress.add_task("tokenising", total=None)
         run = Run(plan, folder, source, tokenizer=given, device=device)
         progress.remove_task(reading)
+        if begin is not None and begin_tokens is not None:
+            run.begin_from(open_checkpoint(begin), begin_tokens)
         bar = _Bar(progress, plan.name + (" decay" if decay else ""))
         if not decay:
             ended = run.train(bar.step, save_seconds=save_seconds)

@@ -22,8 +22,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from legible_core.checkpoint import load
 from legible_core.errors import Conflict, LegibleError
 from legible_core.model import Observed, Transformer
+from legible_core.registry import Checkpoint
 from legible_core.training.data import Order, tokenise, train_tokenizer
 from legible_core.training.guard import Guard
 from legible_core.training.loss import next_token_loss
@@ -119,6 +121,35 @@ class Run:
             raise KeyboardInterrupt
         return branch
 
+    def begin_from(self, checkpoint: Checkpoint, tokens: int) -> None:
+        """Start a fresh run from a checkpoint's weights, as if `tokens` had been trained: text and stages go on there.
+
+        The optimiser starts anew, so the rate warms up again from that step. Does nothing when the run has a state.
+        Raises `Conflict` when the checkpoint has another shape or tokenizer than the recipe.
+        """
+        if read_state(self.folder / "state") is not None:
+            return
+        model = load(checkpoint)
+        if model.config != self.model.config:
+            raise Conflict(
+                f"{checkpoint.path} has another shape than the recipe's [model]; give a checkpoint of the same recipe."
+            )
+        theirs = Tokenizer.from_file(str(checkpoint.tokenizer_path))
+        if theirs.to_str() != self.tokenizer.to_str():
+            raise Conflict(
+                f"{checkpoint.path} has another tokenizer than the run; give its own with --tokenizer "
+                f"{checkpoint.tokenizer_path}."
+            )
+        step = tokens // self.recipe.schedule.batch_tokens
+        if step < 1:
+            raise LegibleError("Say how many tokens the checkpoint was trained on, at least one batch: --from-tokens.")
+        optimiser = Optimiser(model, self.recipe.optimiser)
+        meta = {
+            "step": step, "tokens": step * self.recipe.schedule.batch_tokens, "guard": Guard().to_json(),
+            "decay_from": None, "warm_from": step, "begun_from": checkpoint.hash,
+        }  # fmt: skip
+        write_state(self.folder / "state", dict(model.named_parameters()), optimiser.empty_state(), meta)
+
     @torch.no_grad()
     def held_out_loss(self, batch: int = 16) -> Tensor:
         """Next-token loss of every token of the held-out slice, in order, float32: pair two runs for a difference."""
@@ -149,8 +180,10 @@ class Run:
         model.initialise(torch.Generator().manual_seed(recipe.seed))
         optimiser, guard, step = Optimiser(model, recipe.optimiser), Guard(), 0
         loaded = read_state(folder / "state")
+        begun: dict[str, Any] = {}
         if loaded is not None:
             weights, buffers, meta = loaded
+            begun = {key: meta[key] for key in ("warm_from", "begun_from") if key in meta}
             model.load_state_dict(weights)
             optimiser.load_state({name: value.to(self.device) for name, value in buffers.items()})
             guard.load(meta["guard"])
@@ -159,6 +192,7 @@ class Run:
 
         def save() -> None:
             meta = {"step": step, "tokens": step * size, "guard": guard.to_json(), "decay_from": decay_from}
+            meta |= begun
             write_state(folder / "state", dict(model.named_parameters()), optimiser.state(), meta)
 
         saved = time.monotonic()
@@ -167,7 +201,7 @@ class Run:
                 started = time.monotonic()
                 if step * size in recipe.schedule.revive_tokens and decay_from is None:
                     self._revive(optimiser, step)
-                factor = _factor(recipe, step, decay_from, last)
+                factor = _factor(recipe, step, decay_from, last, begun.get("warm_from", 0))
                 loss, pressure, norm = self._step(optimiser, step, factor)
                 reason = guard.observe(loss)
                 if reason is None and not math.isfinite(norm):
@@ -272,12 +306,12 @@ class Run:
         return train_tokenizer(text, self.recipe.data.vocab_size)
 
 
-def _factor(recipe: Recipe, step: int, decay_from: int | None, last: int) -> float:
+def _factor(recipe: Recipe, step: int, decay_from: int | None, last: int, warm_from: int = 0) -> float:
     """Learning-rate factor of a step: linear warm-up, then 1, then linear to 0 on a decay branch."""
     if decay_from is not None and step >= decay_from:
         return (last - step) / (last - decay_from)
     warmup = recipe.schedule.warmup_tokens // recipe.schedule.batch_tokens
-    return min(1.0, (step + 1) / (warmup + 1))
+    return min(1.0, (step - warm_from + 1) / (warmup + 1))
 
 
 def _cut_log(path: Path, step: int) -> None:

@@ -149,6 +149,18 @@ class Optimiser:
                 found[f"muon.{name}"] = buffer
         return found
 
+    def empty_state(self) -> dict[str, Tensor]:
+        """The buffers of an optimiser that has made no step yet, all zero, in the layout of `state`."""
+        parameters = [p for group in self.adam.param_groups for p in group["params"]]
+        found: dict[str, Tensor] = {}
+        for name, parameter in zip(self.adam_names, parameters, strict=True):
+            found[f"adam.step.{name}"] = torch.zeros(())
+            for key in ("exp_avg", "exp_avg_sq"):
+                found[f"adam.{key}.{name}"] = torch.zeros_like(parameter)
+        for name, buffer in zip(self.muon_names, self.muon.buffers if self.muon else [], strict=True):
+            found[f"muon.{name}"] = torch.zeros_like(buffer)
+        return found
+
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Put back what `state` gave; raises KeyError when a buffer is missing."""
         parameters = [p for group in self.adam.param_groups for p in group["params"]]

@@ -13,7 +13,9 @@ import torch
 from typer.testing import CliRunner
 
 from app.cli import build
+from legible_core.checkpoint import save
 from legible_core.errors import Conflict, Corrupt, LegibleError, Unavailable
+from legible_core.folder import Card
 from legible_core.training import loop
 from legible_core.training.loop import Diverged, Run, Step
 from legible_core.training.pressures import Pressure
@@ -312,3 +314,39 @@ def test_a_bad_recipe_names_its_fault(tmp_path: Path, old: str, new: str, reason
 def test_a_missing_recipe(tmp_path: Path) -> None:
     with pytest.raises(LegibleError, match="There is no recipe"):
         load_recipe(tmp_path / "none.toml")
+
+
+def test_a_run_begins_from_shipped_weights(tmp_path: Path, text: Path) -> None:
+    first = start(RECIPE, tmp_path / "first", text)
+    first.train(lambda step: True)
+    shipped = save(tmp_path / "shipped", first.model, first.folder / "tokenizer.json", Card({}), dtype="float32")
+    longer = replace(RECIPE, schedule=replace(RECIPE.schedule, tokens=1280))
+    second = start(longer, tmp_path / "second", text)
+    second.begin_from(shipped, 640)
+    seen: list[Step] = []
+
+    def watch(step: Step) -> bool:
+        seen.append(step)
+        return step.number < 13
+
+    second.train(watch)
+    resumed = start(longer, tmp_path / "second", text)
+    resumed.begin_from(shipped, 640)  # a run that has a state goes on from that instead
+    resumed.train(lambda step: seen.append(step) or True)  # type: ignore[func-returns-value]
+    assert [step.number for step in seen] == list(range(11, 21))
+    # The rate warms up anew from where it begins, and an interruption does not warm it up again.
+    assert [step.factor for step in seen] == pytest.approx([1 / 3, 2 / 3, *[1.0] * 8])
+    unbroken = start(replace(longer, schedule=replace(longer.schedule, warmup_tokens=64)), tmp_path / "third", text)
+    unbroken.begin_from(shipped, 640)
+    state = read_state(tmp_path / "third" / "state")
+    assert state is not None
+    for name, value in first.model.named_parameters():
+        assert torch.equal(state[0][name], value), name
+
+
+def test_a_run_refuses_weights_of_another_shape(tmp_path: Path, text: Path) -> None:
+    first = start(RECIPE, tmp_path / "first", text)
+    shipped = save(tmp_path / "shipped", first.model, first.folder / "tokenizer.json", Card({}), dtype="float32")
+    other = replace(RECIPE, model=replace(RECIPE.model, d_model=32))
+    with pytest.raises(Conflict, match="another shape"):
+        start(other, tmp_path / "second", text).begin_from(shipped, 640)
