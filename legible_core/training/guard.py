@@ -18,12 +18,14 @@ class Guard:
     The mean forgets with a horizon of `horizon` steps, so that the descent of the first steps does not hide a later
     rise. A run is stopped when the cumulative perplexity has stood more than `tolerance` above its lowest value for
     `patience` steps on end, or when a loss is not finite. One window, however high, moves a mean of this horizon by a
-    few per cent at most and the patience outlasts what it leaves behind.
+    few per cent at most and the patience outlasts what it leaves behind. During the first `settle` steps only a loss that
+    is not finite stops it: a run that begins from decayed weights rises while its rate warms up, and that is no divergence.
     """
 
     horizon: int = 100
     tolerance: float = 0.15
     patience: int = 100
+    settle: int = 0
     mean: float | None = None
     lowest: float = math.inf
     above: int = 0
@@ -37,7 +39,7 @@ class Guard:
         # The plain mean of the first `horizon` steps, an exponential one afterwards.
         weight = 1.0 / min(self.steps, self.horizon)
         self.mean = loss if self.mean is None else self.mean + weight * (loss - self.mean)
-        self.lowest = min(self.lowest, self.mean)
+        self.lowest = self.mean if self.steps <= self.settle else min(self.lowest, self.mean)
         self.above = self.above + 1 if self.mean > self.lowest + math.log1p(self.tolerance) else 0
         if self.above >= self.patience:
             return (
@@ -62,8 +64,10 @@ class Guard:
             "lowest": None if math.isinf(self.lowest) else self.lowest,
             "above": self.above,
             "steps": self.steps,
+            "settle": self.settle,
         }
 
     def load(self, data: dict[str, Any]) -> None:
         self.mean, self.above, self.steps = data["mean"], data["above"], data["steps"]
+        self.settle = data.get("settle", 0)
         self.lowest = math.inf if data["lowest"] is None else data["lowest"]

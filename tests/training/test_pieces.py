@@ -262,3 +262,14 @@ def test_bad_text_is_one_sentence(tmp_path: Path) -> None:
         list(documents(tmp_path / "cut.xz"))
     with pytest.raises(LegibleError, match="needs more than the held-out"):
         Order(np.zeros(10, dtype=np.uint16), context=8, seed=0, held_out=5)
+
+
+def test_a_run_that_settles_may_rise_and_is_judged_from_there() -> None:
+    guard = Guard(settle=300)
+    decayed_then_warm = [4.4] * 20 + [4.62] * 600
+    assert all(guard.observe(loss) is None and guard.healthy for loss in decayed_then_warm)
+    plain = Guard()
+    assert any(plain.observe(loss) for loss in decayed_then_warm)
+    again = Guard()
+    again.load(guard.to_json())
+    assert any(again.observe(4.9) for _ in range(400))  # it still stops what rises afterwards
