@@ -16,97 +16,35 @@ Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import Connection, and_, case, delete, exc, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, delete, exc, func, insert, or_, select, update
 
 from app import wake
 from app.database import Database
-from app.tables import MAX_INTEGER, JobEventRow, JobRow, WorkerRow, clock
-from legible_core.errors import Conflict, LegibleError, NotFound
+from app.job_queries import JobQueries, current
+from app.job_types import ACTIVE, BACKGROUND, COLUMNS, INTERACTIVE, SEEN_SECONDS, Job, JobEvent, WorkerInfo, job_of
+from app.tables import JobEventRow, JobRow, WorkerRow, clock
+from legible_core.errors import Conflict, LegibleError
 
-INTERACTIVE = 100
-BACKGROUND = 0
-ACTIVE = ("waiting", "running")
+__all__ = [
+    "ACTIVE", "BACKGROUND", "INTERACTIVE", "KEPT_FINISHED", "LOST", "SEEN_SECONDS", "Job", "JobEvent", "Queue",
+    "WorkerInfo",
+]  # fmt: skip
+
 KEPT_FINISHED = 1000
-SEEN_SECONDS = 30.0
 
 LOST = "The worker stopped while it ran this job"
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A job as stored. Times are seconds since 1970; `place` counts the jobs before a waiting one, itself included.
-
-    `stage` says what a running job does now (load, run, store); `error` is the inner object of the shared error body.
-    """
-
-    id: int
-    kind: str
-    key: str
-    subject: str | None
-    payload: dict[str, Any]
-    priority: int
-    state: str
-    stage: str | None
-    done: float | None
-    total: float | None
-    attempt: int
-    lost: int
-    max_attempts: int
-    cancel_requested: bool
-    worker: str | None
-    result: dict[str, Any] | None
-    error: dict[str, Any] | None
-    created_at: float
-    started_at: float | None
-    finished_at: float | None
-
-    @property
-    def active(self) -> bool:
-        return self.state in ACTIVE
-
-    @property
-    def share(self) -> float | None:
-        """How much is done, 0 to 1; None while that is unknown."""
-        return None if not self.total or self.done is None else min(1.0, self.done / self.total)
-
-
-@dataclass(frozen=True, slots=True)
-class JobEvent:
-    at: float
-    event: str
-    attempt: int
-    worker: str | None
-    note: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerInfo:
-    """A worker process; `alive` while its heartbeat is recent."""
-
-    id: str
-    host: str
-    pid: int
-    device: str | None
-    version: str
-    started_at: float
-    seen_at: float
-    alive: bool
-
-
-_COLUMNS = [getattr(JobRow, field.name) for field in fields(Job)]
-
-
-class Queue:
+class Queue(JobQueries):
     """Operations on jobs. Safe from many threads and many processes.
 
     `lease_seconds` is how long a claim holds without a heartbeat, `max_attempts` how many lost workers a job may cost.
     """
 
     def __init__(self, database: Database, *, lease_seconds: float = 30.0, max_attempts: int = 3) -> None:
-        self.database = database
+        super().__init__(database)
         self.lease_seconds = lease_seconds
         self.max_attempts = max_attempts
 
@@ -136,55 +74,6 @@ class Queue:
             wake.after(self.database)
             return job
         raise Conflict("The same job is being submitted by others; try again.", code="busy")
-
-    def get(self, job_id: int) -> Job:
-        """One job; NotFound when there is none, for instance because its reading was deleted."""
-        row = None
-        if 0 < job_id <= MAX_INTEGER:
-            with self.database.read() as connection:
-                row = connection.execute(select(*_COLUMNS).where(JobRow.id == job_id)).first()
-        if row is None:
-            raise NotFound(f"There is no job {job_id}; finished jobs are forgotten after a while.")
-        return _job(row)
-
-    def find(self, key: str) -> Job | None:
-        """The newest job with this key, whatever its state."""
-        query = select(*_COLUMNS).where(JobRow.key == key).order_by(JobRow.id.desc()).limit(1)
-        with self.database.read() as connection:
-            row = connection.execute(query).first()
-        return None if row is None else _job(row)
-
-    def about(self, subject: str, kind: str | None = None) -> Sequence[Job]:
-        """The jobs that carry a digest, the newest first."""
-        query = select(*_COLUMNS).where(JobRow.subject == subject).order_by(JobRow.id.desc())
-        if kind is not None:
-            query = query.where(JobRow.kind == kind)
-        with self.database.read() as connection:
-            return [_job(row) for row in connection.execute(query)]
-
-    def list(self, *, states: Sequence[str] | None = None, limit: int = 100) -> Sequence[Job]:
-        """Running jobs, then waiting ones in the order of their turn, then finished ones, the newest first."""
-        rank = case((JobRow.state == "running", 0), (JobRow.state == "waiting", 1), else_=2)
-        turn = case((JobRow.state == "waiting", -JobRow.priority), else_=0)
-        order = case((JobRow.state.in_(ACTIVE), JobRow.id), else_=-JobRow.id)
-        query = select(*_COLUMNS).order_by(rank, turn, order).limit(limit)
-        if states is not None:
-            query = query.where(JobRow.state.in_(states))
-        with self.database.read() as connection:
-            return [_job(row) for row in connection.execute(query)]
-
-    def place(self, job: Job) -> int | None:
-        """The place of a waiting job in the line, 1 for the next; None once it does not wait."""
-        ahead = or_(JobRow.priority > job.priority, and_(JobRow.priority == job.priority, JobRow.id <= job.id))
-        query = select(func.count()).select_from(JobRow).where(JobRow.state == "waiting", ahead)
-        with self.database.read() as connection:
-            return int(connection.execute(query).scalar_one()) if job.state == "waiting" else None
-
-    def events(self, job_id: int) -> Sequence[JobEvent]:
-        """What happened to a job, in order."""
-        query = select(*JobEventRow.__table__.c).where(JobEventRow.job_id == job_id).order_by(JobEventRow.id)
-        with self.database.read() as connection:
-            return [JobEvent(row.at, row.event, row.attempt, row.worker, row.note) for row in connection.execute(query)]
 
     def cancel(self, job_id: int) -> Job:
         """Cancel a waiting job now; ask a running one to stop at its next batch. Conflict when it has ended already."""
@@ -245,20 +134,12 @@ class Queue:
                     worker=worker, lease_until=clock() + self.lease_seconds,
                     started_at=func.coalesce(JobRow.started_at, clock()),
                 )
-                .returning(*_COLUMNS)
+                .returning(*COLUMNS)
             ).first()  # fmt: skip
             if claimed is None:
                 return None
             self._event(connection, row.id, "claimed", attempt=row.attempt + 1, worker=worker)
-        return _job(claimed)
-
-    def waiting(self, kinds: Sequence[str], *, at_least: int) -> bool:
-        """Whether a job of that priority or more waits; cheap enough to ask between batches."""
-        query = select(JobRow.id).where(
-            JobRow.state == "waiting", JobRow.priority >= at_least, JobRow.kind.in_(kinds)
-        )  # fmt: skip
-        with self.database.read() as connection:
-            return connection.execute(query.limit(1)).first() is not None
+        return job_of(claimed)
 
     def heartbeat(self, job: Job) -> bool:
         """Extend the lease; False when the job is no longer this attempt's."""
@@ -278,13 +159,6 @@ class Queue:
         with self.database.write() as connection:
             return self._update(connection, job, **changes, paused=paused, lease_until=clock() + self.lease_seconds)
 
-    def cancelled(self, job: Job) -> bool:
-        """Whether this attempt should stop: someone asked, or the job is another attempt's or gone."""
-        query = select(JobRow.cancel_requested).where(*_current(job))
-        with self.database.read() as connection:
-            asked = connection.execute(query).scalar()
-        return asked is None or bool(asked)
-
     def finish(
         self, job: Job, result: dict[str, Any] | None = None, write: Callable[[Connection], None] | None = None
     ) -> bool:
@@ -294,7 +168,7 @@ class Queue:
         """
         with self.database.write() as connection:
             row = connection.execute(
-                select(JobRow.cancel_requested).where(*_current(job)).with_for_update()
+                select(JobRow.cancel_requested).where(*current(job)).with_for_update()
             ).first()  # fmt: skip
             if row is None:
                 self._refused(connection, job)
@@ -360,21 +234,6 @@ class Queue:
         with self.database.write() as connection:
             connection.execute(delete(WorkerRow).where(WorkerRow.id == worker))
 
-    def workers(self) -> Sequence[WorkerInfo]:
-        """The worker processes seen in the last day, the newest first."""
-        age = clock() - WorkerRow.seen_at
-        query = (
-            select(*WorkerRow.__table__.c, (age < SEEN_SECONDS).label("alive"))
-            .where(age < 86400)
-            .order_by(WorkerRow.started_at.desc())
-        )
-        with self.database.read() as connection:
-            rows = connection.execute(query).all()
-        return [
-            WorkerInfo(row.id, row.host, row.pid, row.device, row.version, row.started_at, row.seen_at, bool(row.alive))
-            for row in rows
-        ]
-
     # -- details -----------------------------------------------------------------------------------------------------
 
     def _work_to_do(self) -> bool:
@@ -388,8 +247,8 @@ class Queue:
 
     @staticmethod
     def _active(connection: Connection, key: str) -> Job | None:
-        row = connection.execute(select(*_COLUMNS).where(JobRow.key == key, JobRow.state.in_(ACTIVE))).first()
-        return None if row is None else _job(row)
+        row = connection.execute(select(*COLUMNS).where(JobRow.key == key, JobRow.state.in_(ACTIVE))).first()
+        return None if row is None else job_of(row)
 
     def _insert(
         self, connection: Connection, kind: str, key: str, payload: dict[str, Any], priority: int, subject: str | None
@@ -399,21 +258,21 @@ class Queue:
             "attempt": 0, "lost": 0, "max_attempts": self.max_attempts, "paused": False, "cancel_requested": False,
             "created_at": clock(),
         }  # fmt: skip
-        job = _job(connection.execute(insert(JobRow).values(values).returning(*_COLUMNS)).one())
+        job = job_of(connection.execute(insert(JobRow).values(values).returning(*COLUMNS)).one())
         self._event(connection, job.id, "submitted")
         return job
 
     def _expire(self, connection: Connection) -> None:
         """Take running jobs whose lease ran out: cancelled if asked, failed at the cap, else back in line."""
         query = (
-            select(*_COLUMNS, JobRow.paused)
+            select(*COLUMNS, JobRow.paused)
             .where(JobRow.state == "running", JobRow.lease_until < clock())
             .with_for_update(skip_locked=True)
         )
         for row in connection.execute(query).all():
             lost = row.lost + (0 if row.paused else 1)
             self._event(connection, row.id, "lost", attempt=row.attempt, worker=row.worker)
-            job = _job(row)
+            job = job_of(row)
             if row.cancel_requested:
                 self._end(connection, job, "cancelled", lost=lost)
             elif lost >= row.max_attempts:
@@ -426,7 +285,7 @@ class Queue:
 
     @staticmethod
     def _update(connection: Connection, job: Job, **values: Any) -> bool:
-        return bool(connection.execute(update(JobRow).where(*_current(job)).values(values)).rowcount)
+        return bool(connection.execute(update(JobRow).where(*current(job)).values(values)).rowcount)
 
     def _end(self, connection: Connection, job: Job, state: str, *, note: str | None = None, **values: Any) -> bool:
         ended = self._update(connection, job, state=state, stage=None, lease_until=None, finished_at=clock(), **values)
@@ -457,12 +316,3 @@ class Queue:
         oldest = connection.execute(edge).scalar()
         if oldest is not None:
             connection.execute(delete(JobRow).where(ended, JobRow.id <= oldest))
-
-
-def _current(job: Job) -> tuple[Any, ...]:
-    """Compare-and-set: the row is still this attempt's."""
-    return (JobRow.id == job.id, JobRow.attempt == job.attempt, JobRow.state == "running")
-
-
-def _job(row: Any) -> Job:
-    return Job(**{field.name: row._mapping[field.name] for field in fields(Job)})

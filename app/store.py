@@ -10,18 +10,25 @@ Imports no torch.
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
-from array import array
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from app.database import Database
+from app.store_types import (
+    NO_CONTRAST,
+    AddedCheckpoint,
+    ReadingCard,
+    StoredPrompt,
+    StoredReading,
+    card_of,
+    pack_ids,
+    prompt_of,
+    stored_of,
+    unpack_ids,
+)
 from app.tables import MAX_INTEGER, CheckpointRow, JobRow, PromptRow, ReadingRow, RevisionRow, clock
 from legible_core import __version__
 from legible_core.errors import Conflict, NotFound
@@ -29,7 +36,9 @@ from legible_core.errors import Conflict, NotFound
 if TYPE_CHECKING:
     from legible_core.reading import Reading, ReadingRequest
 
-NO_CONTRAST = -1
+__all__ = [
+    "NO_CONTRAST", "AddedCheckpoint", "ReadingCard", "Store", "StoredPrompt", "StoredReading", "pack_ids", "unpack_ids",
+]  # fmt: skip
 
 _NEWEST = (
     select(RevisionRow.id)
@@ -54,79 +63,6 @@ _STORED = (
     .join(PromptRow, PromptRow.digest == ReadingRow.digest)
     .join(RevisionRow, RevisionRow.reading_id == ReadingRow.id)
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class StoredReading:
-    """One reading as stored: `summary` is JSON text, `terms` the compressed float32 array; `reading()` unpacks both.
-
-    `revision_id` names exactly these bytes, for ever: the right ETag for anything made of them.
-    """
-
-    digest: str
-    position: int
-    target: int
-    contrast: int | None
-    relative_to: str
-    slug: str
-    checkpoint_hash: str
-    revision_id: int
-    revision: int
-    code_version: str
-    collected: bool
-    created_at: float
-    summary: str
-    terms: bytes
-
-    def reading(self) -> Reading:
-        """The reading itself; raises Corrupt when the row does not hold what it claims."""
-        from legible_core.reading import Reading
-
-        return Reading.unpack(self.summary, self.terms)
-
-    def json(self) -> dict[str, Any]:
-        """The summary parsed."""
-        parsed: dict[str, Any] = json.loads(self.summary)
-        return parsed
-
-
-@dataclass(frozen=True, slots=True)
-class ReadingCard:
-    """A line in a list of readings: enough for a link that says what it opens."""
-
-    digest: str
-    position: int
-    target: int
-    contrast: int | None
-    relative_to: str
-    slug: str
-    checkpoint_hash: str
-    text: str
-    n_tokens: int
-    target_display: str
-    probability: float
-    collected: bool
-    created_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class StoredPrompt:
-    digest: str
-    checkpoint_hash: str
-    slug: str
-    ids: tuple[int, ...]
-    text: str
-    edits: tuple[dict[str, Any], ...]
-    dtype: str
-    created_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class AddedCheckpoint:
-    slug: str
-    hash: str
-    path: str
-    added_at: float
 
 
 class Store:
@@ -155,7 +91,7 @@ class Store:
             if found is None:
                 return None
             row = connection.execute(_STORED.where(RevisionRow.id == found)).one()
-        return _stored(row)
+        return stored_of(row)
 
     def revision_id(
         self,
@@ -180,7 +116,7 @@ class Store:
         """The prompt behind a digest; None when nothing of it is stored."""
         with self.database.read() as connection:
             row = connection.execute(select(*PromptRow.__table__.c).where(PromptRow.digest == digest)).first()
-        return None if row is None else _prompt(row)
+        return None if row is None else prompt_of(row)
 
     def put_reading(
         self, request: ReadingRequest, reading: Reading, *, slug: str, text: str, connection: Connection | None = None
@@ -280,7 +216,7 @@ class Store:
             named = RevisionRow.summary.contains(f'"id":"{mentioning}",', autoescape=True)
             query = query.where(select(RevisionRow.id).where(RevisionRow.reading_id == ReadingRow.id, named).exists())
         with self.database.read() as connection:
-            return [_card(row) for row in connection.execute(query)]
+            return [card_of(row) for row in connection.execute(query)]
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -398,21 +334,6 @@ class Store:
         return int(using.execute(select(ReadingRow.id).where(*where)).scalar_one())
 
 
-def pack_ids(ids: Sequence[int]) -> bytes:
-    """Token ids as little-endian int32."""
-    packed = array("i", ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def unpack_ids(data: bytes) -> tuple[int, ...]:
-    packed = array("i", data)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return tuple(packed)
-
-
 def _insert_ignore(using: Connection, table: type[Any], values: dict[str, Any]) -> None:
     """Insert a row unless its unique key is there already."""
     if using.dialect.name == "sqlite":
@@ -427,41 +348,3 @@ def _insert_ignore(using: Connection, table: type[Any], values: dict[str, Any]) 
 
 def _relative_to(relative_to: str | None, contrast: int | None) -> str:
     return relative_to or ("nothing" if contrast is None else "contrast")
-
-
-def _stored(row: Any) -> StoredReading:
-    values = dict(row._mapping)
-    values["contrast"] = None if values["contrast"] == NO_CONTRAST else values["contrast"]
-    values["collected"] = values.pop("collected_at") is not None
-    return StoredReading(**values)
-
-
-def _prompt(row: Any) -> StoredPrompt:
-    return StoredPrompt(
-        digest=row.digest,
-        checkpoint_hash=row.checkpoint_hash,
-        slug=row.slug,
-        ids=unpack_ids(row.token_ids),
-        text=row.text.decode("utf-8", "surrogatepass"),
-        edits=tuple(row.edits),
-        dtype=row.dtype,
-        created_at=row.created_at,
-    )
-
-
-def _card(row: Any) -> ReadingCard:
-    return ReadingCard(
-        digest=row.digest,
-        position=row.position,
-        target=row.target,
-        contrast=None if row.contrast == NO_CONTRAST else row.contrast,
-        relative_to=row.relative_to,
-        slug=row.slug,
-        checkpoint_hash=row.checkpoint_hash,
-        text=row.text.decode("utf-8", "surrogatepass"),
-        n_tokens=row.size // 4,
-        target_display=row.target_display,
-        probability=row.probability,
-        collected=row.collected_at is not None,
-        created_at=row.created_at,
-    )

@@ -37,7 +37,8 @@ APP = """
     options urls
     errors
     security database
-    wake
+    wake job_types store_types
+    job_queries
     store jobs
     catalogue supervisor
     services worker
