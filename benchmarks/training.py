@@ -14,10 +14,10 @@ from torch import Tensor
 
 from benchmarks.measure import THREADS, Row, against
 from legible_core.model import Transformer
-from legible_core.training.loop import Run
 from legible_core.training.optimiser import Optimiser
 from legible_core.training.pressures import Pressure
 from legible_core.training.recipe import DataRecipe, ModelRecipe, Recipe, ScheduleRecipe
+from legible_core.training.step import train_step
 
 BATCH_TOKENS = 2048
 REPETITIONS = 9
@@ -26,16 +26,14 @@ LEGIBLE: dict[str, Any] = {"value": "boolean", "gelu_fraction": 0.5, "quantifier
 PRESSURE = Pressure("both", sparsity=0.005, crispness=0.1)
 
 
-class RandomOrder:
-    """Stands where the loop has its data: random rows, the same for both sides."""
-
-    def batch(self, start: int, rows: int) -> Tensor:
-        generator = torch.Generator().manual_seed(start)
-        return torch.randint(8192, (rows, SIZES["context"] + 1), generator=generator)
+def random_batch(number: int) -> Tensor:
+    """Random rows, the same for both sides of a step."""
+    generator = torch.Generator().manual_seed(number)
+    return torch.randint(8192, (BATCH_TOKENS // SIZES["context"], SIZES["context"] + 1), generator=generator)
 
 
 def make_step(design: dict[str, Any], pressure: Pressure) -> Callable[[int], Any]:
-    """A function of the step's number that runs one step of the training loop."""
+    """A function of the step's number that runs one training step."""
     recipe = Recipe(
         name="benchmark",
         model=ModelRecipe(**SIZES, **design),
@@ -44,14 +42,10 @@ def make_step(design: dict[str, Any], pressure: Pressure) -> Callable[[int], Any
         attention_pressure=pressure,
         feed_forward_pressure=pressure,
     )
-    # The loop without its folder and its text.
-    run = object.__new__(Run)
-    run.recipe, run.device = recipe, torch.device("cpu")
-    run.order = RandomOrder()  # type: ignore[assignment]
-    run.model = Transformer(recipe.model.config(recipe.data.vocab_size))
-    run.model.initialise(torch.Generator().manual_seed(0))
-    optimiser = Optimiser(run.model, recipe.optimiser)
-    return lambda number: run._step(optimiser, number, 1.0)
+    model = Transformer(recipe.model.config(recipe.data.vocab_size))
+    model.initialise(torch.Generator().manual_seed(0))
+    optimiser = Optimiser(model, recipe.optimiser)
+    return lambda number: train_step(model, optimiser, recipe, random_batch(number), number * BATCH_TOKENS, 1.0)
 
 
 def run() -> Iterator[Row]:

@@ -24,16 +24,15 @@ from torch import Tensor
 
 from legible_core.checkpoint import load
 from legible_core.errors import Conflict, LegibleError
-from legible_core.model import Observed, Transformer
+from legible_core.model import Transformer
 from legible_core.registry import Checkpoint
 from legible_core.training.data import Order, tokenise, train_tokenizer
 from legible_core.training.guard import Guard
-from legible_core.training.loss import next_token_loss
 from legible_core.training.optimiser import Optimiser
-from legible_core.training.pressures import pressure_loss
 from legible_core.training.recipe import Recipe
 from legible_core.training.revive import revive
 from legible_core.training.state import read_state, write_state
+from legible_core.training.step import train_step
 
 
 class Diverged(LegibleError):
@@ -144,8 +143,10 @@ class Run:
         if step < 1:
             raise LegibleError("Say how many tokens the checkpoint was trained on, at least one batch: --from-tokens.")
         optimiser = Optimiser(model, self.recipe.optimiser)
+        guard = Guard()
+        guard.settle = self.recipe.schedule.warmup_tokens // self.recipe.schedule.batch_tokens + 2 * guard.horizon
         meta = {
-            "step": step, "tokens": step * self.recipe.schedule.batch_tokens, "guard": Guard().to_json(),
+            "step": step, "tokens": step * self.recipe.schedule.batch_tokens, "guard": guard.to_json(),
             "decay_from": None, "warm_from": step, "begun_from": checkpoint.hash,
         }  # fmt: skip
         write_state(self.folder / "state", dict(model.named_parameters()), optimiser.empty_state(), meta)
@@ -237,32 +238,11 @@ class Run:
             file.write(line + "\n")
 
     def _step(self, optimiser: Optimiser, step: int, factor: float) -> tuple[float, float, float]:
-        """Accumulate over micro-batches, clip, update; gives the loss, the penalty and the norm before the clip."""
-        recipe, model = self.recipe, self.model
-        context, schedule = recipe.model.context, recipe.schedule
-        rows = schedule.batch_tokens // context
-        micro = (schedule.micro_batch_tokens or schedule.batch_tokens) // context
+        """The loss, the penalty and the gradient's norm before the clip of step number `step`."""
+        size = self.recipe.schedule.batch_tokens
+        rows = size // self.recipe.model.context
         batch = self.order.batch(step * rows, rows).to(self.device)
-        parts = batch.split(micro)
-        for parameter in model.parameters():
-            parameter.grad = None
-        loss = pressure = 0.0
-        for part in parts:
-            observed = Observed()
-            x = model.final_norm(model.residual(part[:, :-1], observed=observed))
-            task = next_token_loss(x.flatten(0, 1), model.unembedding_matrix, part[:, 1:].flatten())
-            penalty = pressure_loss(
-                observed, recipe.attention_pressure, recipe.feed_forward_pressure, step * schedule.batch_tokens
-            )
-            total = task if penalty is None else task + penalty
-            (total / len(parts)).backward()
-            loss += task.item() / len(parts)
-            pressure += 0.0 if penalty is None else penalty.item() / len(parts)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.optimiser.clip).item()
-        if math.isfinite(loss) and math.isfinite(norm):
-            optimiser.set_factor(factor)
-            optimiser.step()
-        return loss, pressure, norm
+        return train_step(self.model, optimiser, self.recipe, batch, step * size, factor)
 
     def _check_owner(self) -> None:
         """Refuse a folder that holds another recipe's run; a run's length may be changed later, nothing else."""

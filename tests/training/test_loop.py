@@ -16,7 +16,7 @@ from app.cli import build
 from legible_core.checkpoint import save
 from legible_core.errors import Conflict, Corrupt, LegibleError, Unavailable
 from legible_core.folder import Card
-from legible_core.training import loop
+from legible_core.training import step as step_module
 from legible_core.training.loop import Diverged, Run, Step
 from legible_core.training.pressures import Pressure
 from legible_core.training.recipe import (
@@ -171,8 +171,8 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_state(
     run = start(RECIPE, tmp_path / "a", text)
     run.train(lambda step: step.number < 4)
     good = (tmp_path / "a" / "state" / "model.safetensors").read_bytes()
-    plain = loop.next_token_loss
-    monkeypatch.setattr(loop, "next_token_loss", lambda *arguments: plain(*arguments) * math.nan)
+    plain = step_module.next_token_loss
+    monkeypatch.setattr(step_module, "next_token_loss", lambda *arguments: plain(*arguments) * math.nan)
     with pytest.raises(Diverged, match=r"not a finite number.*last good state is kept"):
         start(RECIPE, tmp_path / "a", text).train(lambda step: True)
     assert (tmp_path / "a" / "state" / "model.safetensors").read_bytes() == good
