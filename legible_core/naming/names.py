@@ -27,6 +27,7 @@ from legible_core import folder as files
 from legible_core.config import ModelConfig
 from legible_core.errors import Corrupt, NotFound
 from legible_core.legibility import CODES, HISTOGRAM_BINS, Legibility, classify
+from legible_core.naming.places import component_within, operand_within, starts
 from legible_core.naming.records import (
     ComponentName,
     Label,
@@ -35,7 +36,7 @@ from legible_core.naming.records import (
     TokenEvidence,
     formula_of,
 )
-from legible_core.units import Channel, Component, HeadOperand, Operand, QuantifierOperand, Unit
+from legible_core.units import BOUNDED, Channel, Component, HeadOperand, Operand, QuantifierOperand, Unit
 
 SCHEMA = 1
 JSON, ARRAYS = "names.json", "names.safetensors"
@@ -126,7 +127,7 @@ class Names:
         if kind in ("existential", "proportion"):
             decay = float(of["decay"][self._quantifier_index(component)])
             half_life = math.inf if decay >= 1.0 else math.log(0.5) / math.log(decay) if decay > 0 else 0.0
-        measured = kind != "gelu"
+        measured = isinstance(component, Channel) or kind in BOUNDED
         return ComponentName(
             id=str(component),
             kind=kind,
@@ -183,38 +184,16 @@ class Names:
     # ---- where things stand --------------------------------------------------------------------------------------
 
     def _operand_index(self, component: Component) -> int:
-        config, layer = self.config, getattr(component, "layer", -1)
-        within: int | None = None
-        if 0 <= layer < config.n_layers:
-            heads = config.attention.n_special[layer]
-            base, half, pairs = heads * config.d_head, config.d_head // 2, config.feed_forward.n_pairs
-            value, quantifiers = config.attention.value, config.feed_forward.quantifiers
-            match component:
-                case Channel(_, head, channel) if value == "membership" and head < heads and channel < config.d_head:
-                    within = head * config.d_head + channel
-                case HeadOperand(_, head, pair, side) if value == "boolean" and head < heads and pair < half:
-                    within = head * config.d_head + (pair if side == "A" else half + pair)
-                case Operand(_, pair, side) if pair < pairs:
-                    within = base + (pair if side == "A" else pairs + pair)
-                case QuantifierOperand(_, unit) if quantifiers.start <= unit < quantifiers.stop:
-                    within = base + 2 * pairs + unit - quantifiers.start
+        within = operand_within(self.config, component)
         if within is None:
             raise NotFound(f"{component} is no operand of this checkpoint.")
-        return int(self._operand_start[layer]) + within
+        return int(self._operand_start[component.layer]) + within  # type: ignore[union-attr]
 
     def _component_index(self, component: Component) -> int:
-        config, layer = self.config, getattr(component, "layer", -1)
-        within: int | None = None
-        if 0 <= layer < config.n_layers:
-            heads = config.attention.n_special[layer]
-            match component:
-                case Channel(_, head, channel) if head < heads and channel < config.d_head:
-                    within = head * config.d_head + channel
-                case Unit(_, unit) if unit < config.feed_forward.d_ff:
-                    within = heads * config.d_head + unit
+        within = component_within(self.config, component)
         if within is None:
             raise NotFound(f"{component} has no name in this checkpoint; units and bounded heads' channels have one.")
-        return int(self._component_start[layer]) + within
+        return int(self._component_start[component.layer]) + within  # type: ignore[union-attr]
 
     def _quantifier_index(self, component: Component) -> int:
         assert isinstance(component, Unit)
@@ -235,7 +214,9 @@ class Names:
         if kind in ("intersection", "difference"):
             pair = layout.pair(component.unit)
             return kind, (Operand(component.layer, pair, "A"), Operand(component.layer, pair, "B"))
-        return kind, () if kind == "gelu" else (QuantifierOperand(component.layer, component.unit),)
+        if kind == "sigmoid":
+            return kind, (component,)
+        return kind, (QuantifierOperand(component.layer, component.unit),) if kind in BOUNDED else ()
 
     # ---- labels and classes --------------------------------------------------------------------------------------
 
@@ -247,18 +228,18 @@ class Names:
 
     @cached_property
     def _component_codes(self) -> NDArray[np.int8]:
-        """A channel's class is its own value's; a unit's is its operands' when they agree, else FUZZY; -1 for GELU."""
+        """A channel's class is its own value's; a unit's its operands' when they agree, else FUZZY; -1 without rails."""
         variance, crisp = (self._arrays[f"component.{name}"].astype(np.float64) for name in ("variance", "crisp"))
         codes, layout = classify(variance, crisp), self.config.feed_forward
-        pairs, named = layout.n_pairs, layout.n_named
+        pairs, bounded = layout.n_pairs, layout.n_bounded
         for layer in range(self.config.n_layers):
             channels = self.config.attention.n_special[layer] * self.config.d_head
             units = int(self._component_start[layer]) + channels
             operands = self._operand_codes[int(self._operand_start[layer]) + channels :]
-            a, b, m = operands[:pairs], operands[pairs : 2 * pairs], operands[2 * pairs : named]
+            a, b, m = operands[:pairs], operands[pairs : 2 * pairs], operands[2 * pairs : bounded]
             both = np.where(a == b, a, CODES.index(Legibility.FUZZY))
-            codes[units : units + named] = np.concatenate([both, both, m])
-            codes[units + named : units + layout.d_ff] = -1
+            codes[units : units + bounded] = np.concatenate([both, both, m])
+            codes[units + bounded : units + layout.d_ff] = -1
         return codes
 
     def named(self, layer: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -343,21 +324,6 @@ class Names:
                 chosen.size and not -1 <= chosen.min() <= chosen.max() < len(meta["classes"])
             ):
                 raise Corrupt(f"{ARRAYS}: {side}.label.class names no class of {JSON}")
-
-
-def starts(config: ModelConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each layer's operands and components start in the arrays; the last entry is their number.
-
-    Components of a layer: the bounded heads' channels, head by head, then every unit.
-    """
-    layout = config.feed_forward
-    channels = np.array(config.attention.n_special, np.int64) * config.d_head
-    operands = channels + 2 * layout.n_pairs + layout.n_quantifiers
-    components = channels + layout.d_ff
-    return (
-        np.concatenate([[0], np.cumsum(operands)]).astype(np.int64),
-        np.concatenate([[0], np.cumsum(components)]).astype(np.int64),
-    )
 
 
 def to_json_text(meta: dict[str, Any]) -> str:
