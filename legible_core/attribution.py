@@ -231,7 +231,7 @@ def slices(layout: FeedForward) -> dict[str, slice]:
         "difference": layout.differences,
         "existential": layout.existentials,
         "proportion": layout.proportions,
-        "gelu": layout.gelu,
+        layout.activation: layout.plain,
     }
 
 
@@ -242,6 +242,7 @@ def by_layer(attribution: Attribution, config: ModelConfig) -> list[dict[str, fl
         row = {"attention": float(attribution.heads[layer].sum())}
         for kind, where in slices(config.feed_forward).items():
             row[kind] = float(attribution.units[layer, where].sum())
+        row.setdefault("gelu", 0.0)  # a reading's schema has this one always, the other activations where they are
         rows.append(row)
     return rows
 
@@ -252,7 +253,7 @@ def bounded_heads(config: ModelConfig) -> np.ndarray:
 
 
 def groups(attribution: Attribution, config: ModelConfig) -> dict[str, float]:
-    """A partition of the sum; the six numbers add up to it."""
+    """A partition of the sum; the numbers add up to it. Plain units stand under their activation's name."""
     bounded = bounded_heads(config)
     where = slices(config.feed_forward)
     kind = {name: float(attribution.units[:, part].sum()) for name, part in where.items()}
@@ -261,7 +262,8 @@ def groups(attribution: Attribution, config: ModelConfig) -> dict[str, float]:
         "linear_attention": float(attribution.heads[~bounded].sum()),
         "set_operators": kind["intersection"] + kind["difference"],
         "quantifiers": kind["existential"] + kind["proportion"],
-        "gelu": kind["gelu"],
+        "gelu": 0.0,
+        config.feed_forward.activation: kind[config.feed_forward.activation],
         "floor": float(sum(attribution.floor.values())),
     }
 
@@ -273,13 +275,14 @@ def shares(
 ) -> dict[str, float | str | None]:
     """Legible shares: (bounded heads + named units) / (all heads + all units), of the signed net and the absolute mass.
 
+    A sigmoid unit is a membership and counts among the named ones.
     named: what is SELECTIVE and labelled besides, channels (L, h, dh) bool and units (L, f) bool; None without a scan.
     A net share over a net that is not positive is undefined, and `why_undefined` says so. The mass counts a head as one
     component; the named mass of a head is the part its named channels carry, in proportion to their absolute terms.
     """
     bounded = bounded_heads(config)
     legible = np.zeros(config.feed_forward.d_ff, dtype=bool)
-    legible[: config.feed_forward.n_named] = True
+    legible[: config.feed_forward.n_bounded] = True
     heads, units = attribution.heads, attribution.units
     net, mass = float(heads.sum() + units.sum()), float(np.abs(heads).sum() + np.abs(units).sum())
     net_part = float(heads[bounded].sum() + units[:, legible].sum())

@@ -2,11 +2,12 @@
 
     ModelConfig
       ├─ attention: Attention          which bounded value, on how many heads of each layer
-      ├─ feed_forward: FeedForward     how the hidden vector is divided between named and GELU units
+      ├─ feed_forward: FeedForward     how the hidden vector is divided between named and plain units, and the
+      │                                activation of the plain ones
       └─ sizes, norm, biases, tying
 
 The axes follow "Legible-by-Construction" sections 3.3-3.7: eq. 1 (membership), eq. 2 (Boolean), the fraction sweep
-(3.5) and the GELU partition rho (3.7).
+(3.5) and the GELU partition rho (3.7); the activations are those of "Through the Looking Glass" section 5.2.
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from legible_core.errors import LegibleError
-from legible_core.units import Channel, Component, HeadOperand, Kind, Operand, QuantifierOperand
+from legible_core.units import (
+    ACTIVATIONS,
+    Activation,
+    Channel,
+    Component,
+    HeadOperand,
+    Kind,
+    Operand,
+    QuantifierOperand,
+    Unit,
+)
 
 Value: TypeAlias = Literal["linear", "membership", "boolean"]
 
@@ -36,20 +47,33 @@ class Attention:
 class FeedForward:
     """The feed-forward axis.
 
-    `gelu_fraction` is rho: this share of the `d_ff` hidden units is GELU. `quantifier_fraction` of the rest are
-    quantifiers, half existential and half proportion; what remains are set-operator pairs, each an intersection and
-    a difference over the same two operands.
+    `gelu_fraction` is rho: this share of the `d_ff` hidden units is plain, one `activation` of one read row each: GELU,
+    as in the papers' partition, or what "Through the Looking Glass" trains instead. `quantifier_fraction` of the rest
+    are quantifiers, half existential and half proportion; what remains are set-operator pairs, each an intersection
+    and a difference over the same two operands.
 
-    Hidden order: intersections, differences, existentials, proportions, GELU units.
+    A sigmoid unit is bounded and so a membership, its own operand; GELU, softplus and ReLU have no rails.
+    Hidden order: intersections, differences, existentials, proportions, plain units.
     """
 
     d_ff: int
     gelu_fraction: float = 1.0
     quantifier_fraction: float = 0.0
+    activation: Activation = "gelu"
 
     @property
-    def n_gelu(self) -> int:
+    def n_plain(self) -> int:
         return self.d_ff - self.n_named
+
+    @property
+    def n_bounded(self) -> int:
+        """How many units have rails, the first ones: the named ones, and sigmoid units after them."""
+        return self.d_ff if self.activation == "sigmoid" else self.n_named
+
+    @property
+    def n_operands(self) -> int:
+        """Operands of a layer: A and B of each pair, each quantifier's m, each sigmoid unit."""
+        return 2 * self.n_pairs + self.n_quantifiers + self.n_bounded - self.n_named
 
     @property
     def n_named(self) -> int:
@@ -96,7 +120,7 @@ class FeedForward:
         return slice(start, start + self.n_quantifiers)
 
     @property
-    def gelu(self) -> slice:
+    def plain(self) -> slice:
         return slice(self.n_named, self.d_ff)
 
     def kind(self, unit: int) -> Kind:
@@ -115,7 +139,7 @@ class FeedForward:
             return "existential"
         if unit < self.n_named:
             return "proportion"
-        return "gelu"
+        return self.activation
 
     def pair(self, unit: int) -> int:
         """The pair whose operands feed set operator `unit`; raises `LegibleError` for other kinds."""
@@ -169,6 +193,13 @@ class ModelConfig:
             fraction = getattr(self.feed_forward, name)
             if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0.0 <= fraction <= 1.0:
                 raise _bad(f"{name} is {fraction!r}; it must be a number from 0 to 1")
+        if self.feed_forward.activation not in ACTIVATIONS:
+            raise _bad(f"activation is {self.feed_forward.activation!r}; it must be one of {', '.join(ACTIVATIONS)}")
+        if self.feed_forward.activation != "gelu" and not self.feed_forward.n_plain:
+            raise _bad(
+                f"activation is {self.feed_forward.activation}, but no unit is plain; make gelu_fraction larger than 0 "
+                "or leave the activation out"
+            )
         if not isinstance(self.norm_eps, float) or not 0.0 < self.norm_eps < 1.0:
             raise _bad(f"norm_eps is {self.norm_eps!r}; it must be a number between 0 and 1")
         for name in ("norm_bias", "linear_bias", "tied", "unembedding_bias"):
@@ -190,7 +221,7 @@ class ModelConfig:
         """Every operand of a layer in canonical order.
 
         Bounded heads first (membership channels, or each Boolean pair's A then B, head by head), then the feed-forward
-        layer: all A, all B, the quantifiers' m.
+        layer: all A, all B, the quantifiers' m, the sigmoid units.
         """
         for head in range(self.attention.n_special[layer]):
             if self.attention.value == "membership":
@@ -207,11 +238,15 @@ class ModelConfig:
         quantifiers = self.feed_forward.quantifiers
         for unit in range(quantifiers.start, quantifiers.stop):
             yield QuantifierOperand(layer, unit)
+        for unit in range(self.feed_forward.n_named, self.feed_forward.n_bounded):
+            yield Unit(layer, unit)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads back to an equal config."""
         fields = asdict(self)
         fields["attention"]["n_special"] = list(self.attention.n_special)
+        if self.feed_forward.activation == "gelu":
+            del fields["feed_forward"]["activation"]  # as it was written before there were others: same file, same hash
         return {"format": "legible", "version": 1, **fields}
 
     @classmethod

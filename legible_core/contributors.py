@@ -24,7 +24,17 @@ from legible_core.naming.promote import promotion
 from legible_core.reading import Contributor, DetectToken, LabelInfo, OperandValue, Promoted
 from legible_core.tokens import Tokenizer
 from legible_core.trace import Trace
-from legible_core.units import GLYPHS, Channel, Component, Head, HeadOperand, Operand, QuantifierOperand, Unit
+from legible_core.units import (
+    BOUNDED,
+    GLYPHS,
+    Channel,
+    Component,
+    Head,
+    HeadOperand,
+    Operand,
+    QuantifierOperand,
+    Unit,
+)
 
 if TYPE_CHECKING:
     from legible_core.naming.names import ComponentName, Label, Names
@@ -35,6 +45,9 @@ OPERATIONS = {
     "existential": "∃m",
     "proportion": "%m",
     "gelu": "GELU",
+    "sigmoid": "σ",
+    "softplus": "softplus",
+    "relu": "ReLU",
 }
 # Channels shown with a head among the top contributors; the head's own page shows all.
 HEAD_CHANNELS = 3
@@ -146,7 +159,7 @@ class Describer:
         layout = self.config.feed_forward
         wanted: dict[int, list[int]] = {}
         for sort, layer, index in found:
-            if sort == "unit" and layout.kind(index) != "gelu":
+            if sort == "unit" and layout.kind(index) in BOUNDED:
                 wanted.setdefault(layer, []).append(index)
         values: dict[Component, float] = {}
         for layer, units in wanted.items():
@@ -154,7 +167,9 @@ class Describer:
             recorded = trace.layers[layer].feed_forward_in[position]
             x = part.feed_forward_norm(recorded).to(part.feed_forward.down.dtype)
             pairs = sorted({layout.pair(u) for u in units if u < 2 * layout.n_pairs})
-            quantifiers = sorted(u for u in units if u >= 2 * layout.n_pairs)
+            quantifiers = sorted(u for u in units if 2 * layout.n_pairs <= u < layout.n_named)
+            for unit in (u for u in units if u >= layout.n_named):  # a sigmoid unit's operand is its own value
+                values[Unit(layer, unit)] = float(trace.layers[layer].hidden[position, unit])
             if pairs:
                 a, b = (memberships(part.feed_forward, name, pairs, x).tolist() for name in ("pair_a", "pair_b"))
                 values |= {Operand(layer, pair, "A"): m for pair, m in zip(pairs, a, strict=True)}
@@ -276,7 +291,10 @@ class Describer:
 
 
 def operands_of(config: ModelConfig, component: Unit | Channel) -> list[Component]:
-    """The operands that feed a unit or a bounded channel; none for GELU units and linear channels."""
+    """The operands that feed a unit or a bounded channel; none for linear channels and units without rails.
+
+    A membership channel and a sigmoid unit are their own operand.
+    """
     if isinstance(component, Channel):
         if not config.is_bounded(component.layer, component.head):
             return []
@@ -288,8 +306,10 @@ def operands_of(config: ModelConfig, component: Unit | Channel) -> list[Componen
             HeadOperand(component.layer, component.head, pair, "B"),
         ]
     kind = config.feed_forward.kind(component.unit)
-    if kind == "gelu":
+    if kind not in BOUNDED:
         return []
+    if kind == "sigmoid":
+        return [component]
     if kind in ("existential", "proportion"):
         return [QuantifierOperand(component.layer, component.unit)]
     pair = config.feed_forward.pair(component.unit)
@@ -297,9 +317,11 @@ def operands_of(config: ModelConfig, component: Unit | Channel) -> list[Componen
 
 
 def is_operand(config: ModelConfig, id: Component) -> bool:
-    """Whether the id names an operand; of the channels only a membership head's are their own."""
+    """Whether the id names an operand; membership channels and sigmoid units are their own."""
     if isinstance(id, Channel):
         return config.attention.value == "membership" and config.is_bounded(id.layer, id.head)
+    if isinstance(id, Unit):
+        return config.feed_forward.kind(id.unit) == "sigmoid"
     return isinstance(id, Operand | HeadOperand | QuantifierOperand)
 
 

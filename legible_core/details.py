@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from legible_core.axes import Float
 from legible_core.contributors import OPERATIONS, finite, memberships, operands_of
 from legible_core.errors import LegibleError, NotFound
 from legible_core.model.quantifiers import half_life
 from legible_core.reading import ReadingRequest
+from legible_core.trace import Trace
 from legible_core.units import GLYPHS, Channel, Component, Head, HeadOperand, Operand, QuantifierOperand, Unit
 
 if TYPE_CHECKING:
@@ -40,12 +42,46 @@ def head_detail(
     check_range("head", head, config.n_heads)
     solved = engine.solve(request)
     trace, position, terms = solved.trace, solved.position, solved.terms
+    columns = engine.attributor.projections(solved.question).channels[layer].view(config.n_heads, config.d_head)[head]
+    gathered = gathered_by(
+        engine, trace, position, Head(layer, head), columns, terms.scale, terms.channels[layer, head], strongest
+    )
+    write = engine.describer.writes([("head", layer, head)], trace, position)
+    [(promotes, rank)] = engine.describer.promotes(write, solved.question.target, PROMOTED)
+    return {
+        "id": str(Head(layer, head)),
+        "kind": "head",
+        "glyph": GLYPHS["head"],
+        "position": position,
+        "target": solved.question.target,
+        "value": float(terms.heads[layer, head]),
+        **gathered,
+        "promotes": [token.model_dump() for token in promotes],
+        "target_rank": rank,
+    }
+
+
+def gathered_by(
+    engine: Engine,
+    trace: Trace,
+    position: int,
+    id: Head,
+    columns: Float[Tensor, " dh"],
+    scale: float,
+    per_channel: np.ndarray,
+    strongest: int = STRONGEST,
+) -> dict[str, Any]:
+    """Where a head looks from a position, and what it finds there, seen from one direction of the residual stream.
+
+    columns (dh,): the head's write columns projected on the direction, not yet divided by `scale`; `per_channel` (dh,):
+    the channels' terms. `terms` divide the head's term over the attended tokens: z is their weighted sum, so this is
+    exact.
+    """
+    config = engine.config
+    layer, head = id.layer, id.head
     pattern = engine.model.attention_row(layer, head, trace, position)
     values = engine.model.head_values(layer, trace)[: position + 1, head]
-    seen = engine.attributor.projections(solved.question)
-    columns = seen.channels[layer].view(config.n_heads, config.d_head)[head]
-    per_token = pattern.double() * (values.double() @ columns.double()) / terms.scale
-    per_channel = terms.channels[layer, head]
+    per_token = pattern.double() * (values.double() @ columns.double()) / scale
     z = trace.layers[layer].z[position, head].float()
     order = np.argsort(-np.abs(per_channel), kind="stable").tolist()
     bounded = config.is_bounded(layer, head)
@@ -60,22 +96,12 @@ def head_detail(
                 for id in operands_of(config, Channel(layer, head, c))
             ]
         channels.append(row)
-    write = engine.describer.writes([("head", layer, head)], trace, position)
-    [(promotes, rank)] = engine.describer.promotes(write, solved.question.target, PROMOTED)
     return {
-        "id": str(Head(layer, head)),
-        "kind": "head",
-        "glyph": GLYPHS["head"],
         "bounded": bounded,
         "operation": config.attention.value if bounded else "linear",
-        "position": position,
-        "target": solved.question.target,
-        "value": float(terms.heads[layer, head]),
         "pattern": pattern.tolist(),
         "terms": per_token.tolist(),
         "channels": channels,
-        "promotes": [token.model_dump() for token in promotes],
-        "target_rank": rank,
     }
 
 
@@ -127,7 +153,7 @@ def _unit(engine: Engine, id: Unit, solved: Solved) -> dict[str, Any]:
         "activation": float(activations[position]),
         "activations": activations.tolist(),
         "operands": [
-            _operand(engine, operand, _unit_series(engine, operand, x), position)
+            _operand(engine, operand, activations if operand == id else _unit_series(engine, operand, x), position)
             for operand in operands_of(engine.config, id)
         ],
         "decay": decay,

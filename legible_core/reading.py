@@ -18,7 +18,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from legible_core.config import ModelConfig
 from legible_core.errors import Corrupt, LegibleError, TooLarge
@@ -252,10 +259,20 @@ class LayerTotals(_Part):
     existential: float
     proportion: float
     gelu: float
+    sigmoid: float | None = None
+    softplus: float | None = None
+    relu: float | None = None
+
+    @model_serializer(mode="wrap")
+    def _sparse(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without_absent(write(self))
 
 
 class Groups(_Part):
-    """A partition of the sum: the six numbers add up to it. `attention` holds the bounded heads."""
+    """A partition of the sum: the numbers add up to it. `attention` holds the bounded heads.
+
+    `sigmoid`, `softplus` and `relu` are there only where the checkpoint's plain units are of that activation.
+    """
 
     attention: float
     linear_attention: float
@@ -263,6 +280,18 @@ class Groups(_Part):
     quantifiers: float
     gelu: float
     floor: float
+    sigmoid: float | None = None
+    softplus: float | None = None
+    relu: float | None = None
+
+    @model_serializer(mode="wrap")
+    def _sparse(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without_absent(write(self))
+
+
+def _without_absent(data: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint without such units writes what it wrote before there were any."""
+    return {key: value for key, value in data.items() if value is not None}
 
 
 class Shares(_Part):

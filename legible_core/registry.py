@@ -72,8 +72,10 @@ class Checkpoint:
         if 0 < special < heads:
             values += f" on {100 * special / heads:.0f} % of the heads"
         share = ff.n_named / ff.d_ff
-        units = {0.0: "GELU units", 0.5: "half of the units named", 1.0: "all units named"}
-        return f"{values}, {units.get(share, f'{100 * share:.0f} % of the units named')}"
+        plain = {"gelu": "GELU", "relu": "ReLU"}.get(ff.activation, ff.activation)
+        units = {0.0: f"{plain} units", 0.5: "half of the units named", 1.0: "all units named"}
+        said = units.get(share, f"{100 * share:.0f} % of the units named")
+        return f"{values}, {said}" + (f", {plain} beside them" if share and plain != "GELU" else "")
 
     @property
     def tokens_trained(self) -> int | None:
@@ -277,7 +279,7 @@ def expected_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]
         yield from matrix(f"{feed_forward}.pair_a", ff.n_pairs, d)
         yield from matrix(f"{feed_forward}.pair_b", ff.n_pairs, d)
         yield from matrix(f"{feed_forward}.quantifier", ff.n_quantifiers, d)
-        yield from matrix(f"{feed_forward}.gelu", ff.n_gelu, d)
+        yield from matrix(f"{feed_forward}.{ff.activation}", ff.n_plain, d)
         yield from matrix(f"{feed_forward}.down", d, ff.d_ff)
         if ff.n_quantifiers:
             yield f"{feed_forward}.theta", (ff.n_quantifiers,)

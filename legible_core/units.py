@@ -19,14 +19,22 @@ from typing import Literal, TypeAlias
 
 from legible_core.errors import LegibleError
 
-Kind: TypeAlias = Literal["intersection", "difference", "existential", "proportion", "gelu"]
-KINDS: tuple[Kind, ...] = ("intersection", "difference", "existential", "proportion", "gelu")
+# A plain unit is one activation of one read row, and its kind is the activation's name.
+Activation: TypeAlias = Literal["gelu", "sigmoid", "softplus", "relu"]
+ACTIVATIONS: tuple[Activation, ...] = ("gelu", "sigmoid", "softplus", "relu")
+Kind: TypeAlias = Literal["intersection", "difference", "existential", "proportion"] | Activation
+KINDS: tuple[Kind, ...] = ("intersection", "difference", "existential", "proportion", *ACTIVATIONS)
+# Kinds whose value has rails, so that it can be ON, crisp, SELECTIVE; of the others all that is undefined.
+BOUNDED: frozenset[str] = frozenset(KINDS) - {"gelu", "softplus", "relu"}
 GLYPHS: dict[str, str] = {
     "intersection": "∩",
     "difference": "∖",
     "existential": "∃",
     "proportion": "%",
     "gelu": "g",
+    "sigmoid": "σ",
+    "softplus": "s",
+    "relu": "r",
     "head": "h",
 }
 Side: TypeAlias = Literal["A", "B"]

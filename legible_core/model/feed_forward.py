@@ -1,4 +1,4 @@
-"""The feed-forward layer of fuzzy set operations, self-forgetting quantifiers and GELU units.
+"""The feed-forward layer of fuzzy set operations, self-forgetting quantifiers and plain units.
 
 "Legible-by-Construction" section 3.7 couples it to the attention; its operations are those of "Explicit Fuzzy Logic in
 the Feed-Forward Layer": intersection A⊙B and set-difference A⊙(1-B) over sigmoid operands, and the two quantifiers of
@@ -12,9 +12,9 @@ import math
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from legible_core.config import ModelConfig
+from legible_core.model.activations import FUNCTIONS
 from legible_core.model.linear import linear, matrix
 from legible_core.model.quantifiers import QuantifierState, quantify
 
@@ -23,7 +23,10 @@ STICKY = 0.98
 
 
 class FeedForward(nn.Module):
-    """hidden = [A⊙B ; A⊙(1-B) ; existentials ; proportions ; GELU], written through a free down-projection."""
+    """hidden = [A⊙B ; A⊙(1-B) ; existentials ; proportions ; plain], written through a free down-projection.
+
+    The plain units' read rows are named for their activation (`gelu`, `sigmoid`, `softplus`, `relu`).
+    """
 
     down: nn.Parameter
     theta: nn.Parameter | None
@@ -36,7 +39,7 @@ class FeedForward(nn.Module):
         matrix(self, "pair_a", layout.n_pairs, d, bias)
         matrix(self, "pair_b", layout.n_pairs, d, bias)
         matrix(self, "quantifier", layout.n_quantifiers, d, bias)
-        matrix(self, "gelu", layout.n_gelu, d, bias)
+        matrix(self, layout.activation, layout.n_plain, d, bias)
         matrix(self, "down", d, layout.d_ff, bias)
         sticky = math.log(STICKY / (1 - STICKY))
         self.theta = nn.Parameter(torch.full((layout.n_quantifiers,), sticky)) if layout.n_quantifiers else None
@@ -51,7 +54,7 @@ class FeedForward(nn.Module):
     def forward(
         self, x: Float[Tensor, "b t d"], state: QuantifierState | None = None
     ) -> tuple[Float[Tensor, "b t f"], tuple[Tensor, ...], QuantifierState | None]:
-        """The hidden vector, the operands (A, B, m; absent ones left out), and the quantifiers' state.
+        """The hidden vector, the operands (A, B, m, sigmoid units; absent ones left out), and the quantifiers' state.
 
         x: the normalised residual stream in the compute dtype; the hidden vector has its dtype.
         """
@@ -62,17 +65,21 @@ class FeedForward(nn.Module):
             a, b = operands[0], operands[1]
             parts += [a * b, a * (1.0 - b)]
         if self.layout.n_quantifiers:
-            quantified, after = quantify(operands[-1], self.decay, state)
+            quantified, after = quantify(operands[2 if self.layout.n_pairs else 0], self.decay, state)
             parts.append(quantified.to(x.dtype))
-        if self.layout.n_gelu:
-            parts.append(F.gelu(linear(self, "gelu", x)))
+        if self.layout.n_bounded > self.layout.n_named:
+            parts.append(operands[-1])
+        elif self.layout.n_plain:
+            parts.append(FUNCTIONS[self.layout.activation](linear(self, self.layout.activation, x)))
         return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)), operands, after
 
     def operands(self, x: Float[Tensor, "*s d"]) -> tuple[Tensor, ...]:
-        """Sigmoid memberships: (A, B) of the pairs, then m of the quantifiers, where the layer has them."""
+        """Sigmoid memberships: (A, B) of the pairs, m of the quantifiers, sigmoid units, where the layer has them."""
         found: list[Tensor] = []
         if self.layout.n_pairs:
             found += [torch.sigmoid(linear(self, "pair_a", x)), torch.sigmoid(linear(self, "pair_b", x))]
         if self.layout.n_quantifiers:
             found.append(torch.sigmoid(linear(self, "quantifier", x)))
+        if self.layout.n_bounded > self.layout.n_named:
+            found.append(torch.sigmoid(linear(self, self.layout.activation, x)))
         return tuple(found)

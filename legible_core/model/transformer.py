@@ -51,12 +51,16 @@ class Cache:
 
 @dataclass
 class Observed:
-    """What the pressures look at: per layer the operands and combined values of both surfaces."""
+    """What the pressures look at: per layer the operands and combined values of both surfaces, and the residual.
+
+    residuals: the stream after each layer, for the angle objective; references, not copies.
+    """
 
     attention_operands: list[tuple[Tensor, ...]] = field(default_factory=list)
     attention_outputs: list[Tensor | None] = field(default_factory=list)
     feed_forward_operands: list[tuple[Tensor, ...]] = field(default_factory=list)
     feed_forward_outputs: list[Tensor] = field(default_factory=list)
+    residuals: list[Tensor] = field(default_factory=list)
 
 
 class Transformer(nn.Module):
@@ -150,8 +154,8 @@ class Transformer(nn.Module):
     def operands(self, layer: int, trace: Trace, position: int | slice) -> dict[str, Tensor]:
         """Operand values of a layer at one or several positions, float32.
 
-        Keys, where the model has them: pair_a, pair_b (·, p), quantifier (·, q), head_a, head_b (·, n_special, dh/2),
-        membership (·, n_special, dh). An integer position drops the leading dimension.
+        Keys, where the model has them: pair_a, pair_b (·, p), quantifier (·, q), sigmoid (·, g), head_a, head_b
+        (·, n_special, dh/2), membership (·, n_special, dh). An integer position drops the leading dimension.
         """
         part = self.layers[layer]
         recorded = trace.layers[layer]
@@ -159,6 +163,7 @@ class Transformer(nn.Module):
         x = self._compute(part.feed_forward_norm(recorded.feed_forward_in[position]), part.feed_forward.down)
         layout = self.config.feed_forward
         names = (["pair_a", "pair_b"] if layout.n_pairs else []) + (["quantifier"] if layout.n_quantifiers else [])
+        names += ["sigmoid"] if layout.n_bounded > layout.n_named else []
         found.update(zip(names, part.feed_forward.operands(x), strict=True))
         y = self._compute(part.attention_norm(recorded.attention_in[position]), part.attention.output)
         heads = part.attention.operands(y)
@@ -260,7 +265,8 @@ class Transformer(nn.Module):
             observed.attention_operands.append(operands)
             observed.attention_outputs.append(bounded)
             observed.feed_forward_operands.append(atoms)
-            observed.feed_forward_outputs.append(hidden[..., : feed_forward.layout.n_named])
+            observed.feed_forward_outputs.append(hidden[..., : feed_forward.layout.n_bounded])
+            observed.residuals.append(after)
         return z, middle, hidden, after
 
     @staticmethod

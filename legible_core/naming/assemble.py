@@ -198,8 +198,9 @@ def _arrays(
         arrays |= {f"{side}.label.{name}": column for name, column in as_columns(labels).items()}
     for name, statistic in (("mean", "mean"), ("variance", "variance"), ("crisp", "crispness"), ("on", "on_share")):
         arrays[f"operand.{name}"] = np.concatenate([getattr(layer.operands, statistic) for layer in layers])
-        gelu = np.full(config.feed_forward.n_gelu, np.nan)
-        parts = [(getattr(layer.channels, statistic), getattr(layer.units, statistic), gelu) for layer in layers]
+        layout = config.feed_forward
+        rest = np.full(layout.d_ff - layout.n_bounded, np.nan)
+        parts = [(getattr(layer.channels, statistic), getattr(layer.units, statistic), rest) for layer in layers]
         arrays[f"component.{name}"] = np.concatenate([values for layer in parts for values in layer])
     return {
         key: np.ascontiguousarray(value.astype(np.float32) if value.dtype == np.float64 else value)

@@ -228,7 +228,7 @@ class Names:
 
     @cached_property
     def _component_codes(self) -> NDArray[np.int8]:
-        """A channel's class is its own value's; a unit's its operands' when they agree, else FUZZY; -1 without rails."""
+        """A channel's class is its own value's; a unit's its operands' if they agree, else FUZZY; -1: no rails."""
         variance, crisp = (self._arrays[f"component.{name}"].astype(np.float64) for name in ("variance", "crisp"))
         codes, layout = classify(variance, crisp), self.config.feed_forward
         pairs, bounded = layout.n_pairs, layout.n_bounded

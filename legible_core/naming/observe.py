@@ -23,7 +23,7 @@ class LayerValues:
     """One layer's memberships over a batch, tokens flattened to n.
 
     operands: (n, o) in the order of `config.operands(layer)`. channels: (n, c) the bounded heads' combined values, head
-    by head. units: (n, u) the named hidden units.
+    by head. units: (n, u) the hidden units that have rails: the named ones, and sigmoid units.
     """
 
     operands: Values

@@ -17,7 +17,7 @@ def starts(config: ModelConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where each layer's operands and components start in the arrays; the last entry is their number."""
     layout = config.feed_forward
     channels = np.array(config.attention.n_special, np.int64) * config.d_head
-    operands = channels + 2 * layout.n_pairs + layout.n_quantifiers
+    operands = channels + layout.n_operands
     components = channels + layout.d_ff
     return (
         np.concatenate([[0], np.cumsum(operands)]).astype(np.int64),
@@ -26,7 +26,7 @@ def starts(config: ModelConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def operand_within(config: ModelConfig, component: Component) -> int | None:
-    """The place of an operand (a membership channel is its own) among its layer's; None for anything else."""
+    """The place of an operand (membership channels and sigmoid units are their own); None for anything else."""
     layer = getattr(component, "layer", -1)
     if not 0 <= layer < config.n_layers:
         return None
@@ -41,6 +41,8 @@ def operand_within(config: ModelConfig, component: Component) -> int | None:
         case Operand(_, pair, side) if pair < pairs:
             return base + (pair if side == "A" else pairs + pair)
         case QuantifierOperand(_, unit) if quantifiers.start <= unit < quantifiers.stop:
+            return base + 2 * pairs + unit - quantifiers.start
+        case Unit(_, unit) if config.feed_forward.n_named <= unit < config.feed_forward.n_bounded:
             return base + 2 * pairs + unit - quantifiers.start
     return None
 

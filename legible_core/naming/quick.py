@@ -67,7 +67,7 @@ def measure(
     layers = []
     for index in range(config.n_layers):
         n_head = config.attention.n_special[index] * config.d_head
-        width = n_head + 2 * config.feed_forward.n_pairs + config.feed_forward.n_quantifiers
+        width = n_head + config.feed_forward.n_operands
         tables = TokenCounts(every, config.vocab_size, width), TokenCounts(every, config.vocab_size, width)
         layers.append(_Layer(Moments(width, histogram=False), Moments(n_head, histogram=False), tables, n_head))
     means: list[float] = []

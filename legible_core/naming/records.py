@@ -82,7 +82,7 @@ class ComponentName:
 
     label: of its promote list. formula: `operand op operand → promotes`. operands: ids, in the order of the formula.
     cls: a channel's own class; a unit's after its operands (SELECTIVE or CONSTANT when all of them are, else FUZZY).
-    The statistics are of the component's own value; all of them, and cls, are None for GELU units.
+    The statistics are of the component's own value; all of them, and cls, are None for units without rails.
     """
 
     id: str
@@ -119,7 +119,7 @@ def formula_of(kind: str, operands: tuple[Label | None, ...], half_life: float |
     elif half_life is not None:
         before = f"{GLYPHS[kind]} {names[0]} ({tokens_text(half_life)})"
     else:
-        before = names[0] if names else GLYPHS["gelu"]
+        before = names[0] if names else GLYPHS.get(kind, GLYPHS["gelu"])
     return f"{before} → {after}"
 
 

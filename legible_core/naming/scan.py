@@ -125,13 +125,13 @@ class Scan:
         self.layers: list[LayerState] = []
         for index in range(config.n_layers):
             channels = config.attention.n_special[index] * config.d_head
-            width = channels + 2 * config.feed_forward.n_pairs + config.feed_forward.n_quantifiers
+            width = channels + config.feed_forward.n_operands
             tables = [TokenCounts(listable, config.vocab_size, width) for _ in range(2)]
             self.layers.append(
                 LayerState(
                     Moments(width),
                     Moments(channels, histogram=False),
-                    Moments(config.feed_forward.n_named, histogram=False),
+                    Moments(config.feed_forward.n_bounded, histogram=False),
                     (tables[0], tables[1]),
                 )
             )

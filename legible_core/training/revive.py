@@ -28,9 +28,9 @@ def revive(
 ) -> dict[str, int]:
     """Redraw the rows of operands that are CONSTANT over the batches, in place; how many by surface.
 
-    batches: ids (b, t). Dead A or m at 0: a new row, and write columns near zero (they wrote nothing before). Dead B: a
-    new row, and both columns of the pair become the one that was in use. A or m that is always ON carries a constant
-    that the model may need, and is left. The optimiser forgets the momentum of what was redrawn.
+    batches: ids (b, t). Dead A, m or sigmoid unit at 0: a new row, and write columns near zero (they wrote nothing).
+    Dead B: a new row, and both columns of the pair become the one that was in use. What is always ON and no B carries a
+    constant that the model may need, and is left. The optimiser forgets the momentum of what was redrawn.
     """
     dead = _dead(model, batches)
     counts = {"attention": 0, "feed_forward": 0}
@@ -59,13 +59,32 @@ def revive(
                 a, on_a, b, on_b, model, optimiser, generator,
             )  # fmt: skip
         if layout.n_quantifiers:
-            m, on_m = operands[-1]
-            off = (m & ~on_m).nonzero()[:, 0]
-            _redraw_rows(model, optimiser, f"{name}.feed_forward.quantifier", off, generator)
-            columns = off + layout.quantifiers.start
-            _redraw_columns(model, optimiser, f"{name}.feed_forward.down", columns, generator)
-            counts["feed_forward"] += len(off)
+            bank = operands[2 if layout.n_pairs else 0]
+            counts["feed_forward"] += _single(
+                bank, f"{name}.feed_forward", "quantifier", layout.quantifiers.start, model, optimiser, generator
+            )
+        if layout.n_bounded > layout.n_named:
+            counts["feed_forward"] += _single(
+                operands[-1], f"{name}.feed_forward", layout.activation, layout.plain.start, model, optimiser, generator
+            )
     return counts
+
+
+def _single(
+    bank: tuple[Tensor, Tensor],
+    name: str,
+    rows: str,
+    start: int,
+    model: Transformer,
+    optimiser: Optimiser,
+    generator: torch.Generator,
+) -> int:
+    """Revive operands that feed one unit each (m, sigmoid units); `start` is the place of the first one's unit."""
+    dead, on = bank
+    off = (dead & ~on).nonzero()[:, 0]
+    _redraw_rows(model, optimiser, f"{name}.{rows}", off, generator)
+    _redraw_columns(model, optimiser, f"{name}.down", off + start, generator)
+    return len(off)
 
 
 def _pairs(

@@ -63,14 +63,14 @@ def test_config_survives_json(config: ModelConfig) -> None:
 
 def test_layout_divides_the_hidden_vector() -> None:
     layout = FeedForward(1024, 0.5, 0.125)
-    assert (layout.n_pairs, layout.n_existential, layout.n_proportion, layout.n_gelu) == (224, 32, 32, 512)
+    assert (layout.n_pairs, layout.n_existential, layout.n_proportion, layout.n_plain) == (224, 32, 32, 512)
     kinds = [layout.kind(unit) for unit in range(1024)]
     for kind, part in (
         ("intersection", layout.intersections),
         ("difference", layout.differences),
         ("existential", layout.existentials),
         ("proportion", layout.proportions),
-        ("gelu", layout.gelu),
+        ("gelu", layout.plain),
     ):
         assert set(kinds[part]) == {kind}
     assert layout.pair(223) == layout.pair(447) == 223
