@@ -24,6 +24,7 @@ from legible_core.config import ModelConfig
 from legible_core.errors import Conflict, Corrupt, LegibleError, NotFound, Unavailable
 from legible_core.folder import Card, TensorInfo
 from legible_core.token_service import TokenizerService
+from legible_core.units import PLAIN_NAMES
 
 _SLUG = re.compile(r"[a-z0-9](?:[a-z0-9_-]|\.(?=[a-z0-9])){0,63}")
 
@@ -72,7 +73,7 @@ class Checkpoint:
         if 0 < special < heads:
             values += f" on {100 * special / heads:.0f} % of the heads"
         share = ff.n_named / ff.d_ff
-        plain = {"gelu": "GELU", "relu": "ReLU"}.get(ff.activation, ff.activation)
+        plain = PLAIN_NAMES[ff.activation]
         units = {0.0: f"{plain} units", 0.5: "half of the units named", 1.0: "all units named"}
         said = units.get(share, f"{100 * share:.0f} % of the units named")
         return f"{values}, {said}" + (f", {plain} beside them" if share and plain != "GELU" else "")

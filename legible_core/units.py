@@ -24,6 +24,7 @@ Activation: TypeAlias = Literal["gelu", "sigmoid", "softplus", "relu"]
 ACTIVATIONS: tuple[Activation, ...] = ("gelu", "sigmoid", "softplus", "relu")
 Kind: TypeAlias = Literal["intersection", "difference", "existential", "proportion"] | Activation
 KINDS: tuple[Kind, ...] = ("intersection", "difference", "existential", "proportion", *ACTIVATIONS)
+PLAIN_NAMES: dict[str, str] = {"gelu": "GELU", "sigmoid": "sigmoid", "softplus": "softplus", "relu": "ReLU"}
 # Kinds whose value has rails, so that it can be ON, crisp, SELECTIVE; of the others all that is undefined.
 BOUNDED: frozenset[str] = frozenset(KINDS) - {"gelu", "softplus", "relu"}
 GLYPHS: dict[str, str] = {

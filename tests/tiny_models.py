@@ -6,6 +6,7 @@ import torch
 
 from legible_core.config import Attention, FeedForward, ModelConfig, Value
 from legible_core.model import Transformer
+from legible_core.units import Activation
 
 VOCAB = 61
 
@@ -18,6 +19,7 @@ def tiny_config(
     biased: bool = False,
     context: int = 32,
     tied: bool = True,
+    activation: Activation = "gelu",
 ) -> ModelConfig:
     """3 layers, d = 24, 4 heads of 6, d_ff = 48."""
     return ModelConfig(
@@ -27,7 +29,7 @@ def tiny_config(
         context=context,
         vocab_size=VOCAB,
         attention=Attention(value, (0, 0, 0) if value == "linear" else special),
-        feed_forward=FeedForward(48, rho, quantifiers),
+        feed_forward=FeedForward(48, rho, quantifiers, activation),
         norm_bias=biased,
         linear_bias=biased,
         unembedding_bias=biased,
@@ -60,6 +62,10 @@ def designs() -> list[ModelConfig]:
         tiny_config("membership", (3, 3, 3), rho=1.0, biased=True),
         tiny_config("boolean", rho=0.0, quantifiers=0.0),
         tiny_config("boolean", rho=0.0, quantifiers=1.0, biased=True),
+        tiny_config("membership", rho=1.0, quantifiers=0.0, activation="sigmoid"),
+        tiny_config("boolean", biased=True, activation="sigmoid"),
+        tiny_config("membership", rho=1.0, activation="softplus", biased=True),
+        tiny_config("boolean", rho=0.75, activation="relu"),
         tiny_config("linear", rho=0.5),
         tiny_config("linear", rho=1.0, tied=False),
     ]

@@ -206,10 +206,12 @@ def closing(reading: Reading) -> list[str]:
     summary = reading.summary
     groups, shares = summary.groups, summary.shares
     linear = f"  linear attention {groups.linear_attention:+.2f}" if groups.linear_attention else ""
+    others = (("sigmoid units", groups.sigmoid), ("softplus", groups.softplus), ("ReLU", groups.relu))
+    plain = next((f"{name} {v:+.2f}" for name, v in others if v is not None), f"GELU {groups.gelu:+.2f}")
     what = {"nothing": "logit", "mean": "logit − mean", "contrast": "logit difference"}[summary.relative_to]
     lines = [
         f"attention {groups.attention:+.2f}{linear}  set operators {groups.set_operators:+.2f}  "
-        f"quantifiers {groups.quantifiers:+.2f}  GELU {groups.gelu:+.2f}  | floor {groups.floor:+.2f}  "
+        f"quantifiers {groups.quantifiers:+.2f}  {plain}  | floor {groups.floor:+.2f}  "
         f"= {summary.sum:.4f}   {what} {summary.value:.4f}   residual {summary.residual:.1e} "
         f"(tolerance {summary.tolerance:.0e})",
         f"std(x) frozen at {summary.scale:.4f}",

@@ -19,7 +19,7 @@ from app.services import Services
 from app.store import ReadingCard, StoredReading
 from app.urls import Urls
 from legible_core.registry import Checkpoint
-from legible_core.units import Head, Unit
+from legible_core.units import BOUNDED, Head, Unit
 
 OFFERED = 6
 
@@ -139,7 +139,7 @@ def _strip(result: dict[str, Any], displays: list[str], position: int) -> tuple[
         said = [f"attention {value:.1%}" for value in values]
     else:
         values = [float(value) for value in result["activations"]]
-        bounded = result["kind"] != "gelu"
+        bounded = result["kind"] in BOUNDED
         shades = [min(4, int(value * 5)) if bounded else 0 for value in values]
         if not bounded:
             shades = attention_levels([max(0.0, value) for value in values])

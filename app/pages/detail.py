@@ -18,7 +18,7 @@ from legible_core.errors import LegibleError, NotFound
 from legible_core.naming.names import Names
 from legible_core.reading import Contributor, Promoted, Reading, ReadingRequest, Summary
 from legible_core.registry import Checkpoint
-from legible_core.units import GLYPHS, Head, Unit, parse
+from legible_core.units import BOUNDED, GLYPHS, Head, Unit, parse
 
 LOOKS = 10
 CHANNELS = 6
@@ -52,7 +52,7 @@ def panel_for(
     top = {c.id: c for c in summary.top}
     if chosen.component is None:
         units = [c for c in summary.top if c.kind != "head"]
-        strongest = next((c for c in units if c.kind != "gelu"), units[0] if units else None)
+        strongest = next((c for c in units if c.kind in BOUNDED), units[0] if units else None)
         if strongest is None:
             return PanelChoice(None)
         return PanelChoice(component_panel(strongest, urls.unit(slug, strongest.id)))

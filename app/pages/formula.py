@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from legible_core.units import GLYPHS
+from legible_core.units import GLYPHS, PLAIN_NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,10 @@ def formula(
         if half_life is not None:
             pieces.append(Piece(f"({tokens(half_life)})"))
     elif operands:
+        pieces += [Piece(glyph, operator=True)] if kind == "sigmoid" else []
         pieces.append(operand_piece(operands[0]))
     else:
-        pieces.append(Piece("GELU" if kind == "gelu" else kind))
+        pieces.append(Piece(PLAIN_NAMES.get(kind, kind)))
     promoted = promote_piece(promotes, label)
     if promoted is not None:
         pieces += [Piece("→", operator=True), promoted]

@@ -143,7 +143,7 @@ def _choose(services: Services, model: str | None) -> Checkpoint | None:
 
 def _default(checkpoints: list[Checkpoint]) -> Checkpoint | None:
     """The first checkpoint with legible units, else the first: what a newcomer should meet."""
-    legible = [c for c in checkpoints if c.config.feed_forward.n_named]
+    legible = [c for c in checkpoints if c.config.feed_forward.n_bounded]
     return (legible or checkpoints or [None])[0]  # type: ignore[list-item]
 
 

@@ -17,7 +17,7 @@ from app.services import Services, services
 from app.urls import Urls, urls_for
 from legible_core.errors import NotFound
 from legible_core.registry import Checkpoint
-from legible_core.units import GLYPHS, KINDS, Unit
+from legible_core.units import GLYPHS, KINDS, Kind, Unit
 
 router = APIRouter(prefix="/models/{slug}/layers", default_response_class=HTMLResponse)
 
@@ -93,7 +93,7 @@ class LayerPage:
 def chosen(
     sort: Annotated[Sort, Query()] = "unit",
     order: Annotated[Literal["up", "down"] | None, Query()] = None,
-    kind: Annotated[Literal["intersection", "difference", "existential", "proportion", "gelu"] | None, Query()] = None,
+    kind: Annotated[Kind | None, Query()] = None,
     cls: Annotated[Literal["SELECTIVE", "FUZZY", "CONSTANT"] | None, Query(alias="class")] = None,
     nameable: Annotated[bool, Query(description="alive, ON on 0.5-20 %, agreement 0.8 or more")] = False,
     q: Annotated[str, Query(max_length=80, description="part of a name")] = "",

@@ -15,6 +15,9 @@ KIND_NAMES = {
     "existential": "existential, e = 1 − (1 − m)(1 − λe)",
     "proportion": "proportion, decayed share of the prefix",
     "gelu": "GELU, unbounded: no operands to name",
+    "sigmoid": "sigmoid, a membership: its own operand",
+    "softplus": "softplus, unbounded above: no operands to name",
+    "relu": "ReLU, off at 0 and unbounded above: no operands to name",
     "head": "attention head",
 }
 

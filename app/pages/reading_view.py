@@ -33,6 +33,9 @@ GROUPS = (
     ("set_operators", "set operators"),
     ("quantifiers", "quantifiers"),
     ("gelu", "GELU"),
+    ("sigmoid", "sigmoid units"),
+    ("softplus", "softplus"),
+    ("relu", "ReLU"),
 )
 
 

@@ -22,7 +22,7 @@ from app.urls import Urls, urls_for
 from legible_core.errors import LegibleError
 from legible_core.naming.names import ComponentName, Label, OperandName, Promotion
 from legible_core.registry import Checkpoint
-from legible_core.units import GLYPHS, Unit, parse
+from legible_core.units import BOUNDED, GLYPHS, PLAIN_NAMES, Unit, parse
 
 router = APIRouter(prefix="/models/{slug}/units", default_response_class=HTMLResponse)
 
@@ -47,6 +47,7 @@ class UnitPage:
     kind: str
     glyph: str
     kind_name: str
+    unbounded: str | None
     formula: tuple[Piece, ...]
     missing: str | None
     operand_ids: tuple[str, ...]
@@ -135,6 +136,7 @@ def _unit(services: Services, checkpoint: Checkpoint, unit: Unit, asked: AskedCo
         kind=kind,
         glyph=GLYPHS[kind],
         kind_name=KIND_NAMES[kind],
+        unbounded=None if kind in BOUNDED else f"A {PLAIN_NAMES[kind]} unit",
         formula=pieces,
         missing=missing,
         operand_ids=_operand_ids(kind, unit, layout.pair(unit.unit) if unit.unit < 2 * layout.n_pairs else 0),
@@ -163,4 +165,6 @@ def _unit(services: Services, checkpoint: Checkpoint, unit: Unit, asked: AskedCo
 def _operand_ids(kind: str, unit: Unit, pair: int) -> tuple[str, ...]:
     if kind in ("intersection", "difference"):
         return (f"L{unit.layer}.p{pair}.A", f"L{unit.layer}.p{pair}.B")
-    return () if kind == "gelu" else (f"L{unit.layer}.u{unit.unit}.m",)
+    if kind == "sigmoid":
+        return (str(unit),)
+    return (f"L{unit.layer}.u{unit.unit}.m",) if kind in BOUNDED else ()

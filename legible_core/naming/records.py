@@ -119,7 +119,8 @@ def formula_of(kind: str, operands: tuple[Label | None, ...], half_life: float |
     elif half_life is not None:
         before = f"{GLYPHS[kind]} {names[0]} ({tokens_text(half_life)})"
     else:
-        before = names[0] if names else GLYPHS.get(kind, GLYPHS["gelu"])
+        before = names[0] if names else GLYPHS.get(kind, kind)
+        before = f"{GLYPHS[kind]} {before}" if kind == "sigmoid" else before
     return f"{before} → {after}"
 
 

@@ -69,8 +69,16 @@ def plain_forward(model: Transformer, ids: torch.Tensor) -> torch.Tensor:
                 s, n = decay[half:] * s + m[t, half:], decay[half:] * n + 1
                 rows.append(torch.cat([e, s / n]))
             hidden.append(torch.stack(rows))
-        if f"{here}.gelu" in w:
-            hidden.append(gelu(apply(y, f"{here}.gelu")))
+        plain = config.feed_forward.activation
+        if f"{here}.{plain}" in w:
+            z = apply(y, f"{here}.{plain}")
+            z = {
+                "gelu": gelu(z),
+                "sigmoid": 1 / (1 + (-z).exp()),
+                "softplus": (1 + z.exp()).log(),
+                "relu": z.clamp(min=0),
+            }[plain]
+            hidden.append(z)
         x = x + apply(torch.cat(hidden, -1), f"{here}.down")
     unembedding = w.get("unembedding", w["token_embedding"])
     return norm(x, "final_norm") @ unembedding.T + w.get("unembedding_bias", torch.zeros(1).double())
