@@ -11,6 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from legible_core.config import Attention, FeedForward, ModelConfig, Value
 from legible_core.model.transformer import Transformer
+from legible_core.units import Activation
 
 LEXICON = (
     "the a my his her their this that old young good bad great small red blue house door garden river night morning "
@@ -48,8 +49,9 @@ def write_tokenizer(path: Path, vocab_size: int = 420) -> Path:
 
 
 def sample_config(
-    vocab_size: int, value: Value = "boolean", special: tuple[int, ...] = (2, 1), quantifiers: float = 0.25
-) -> ModelConfig:
+    vocab_size: int, value: Value = "boolean", special: tuple[int, ...] = (2, 1), quantifiers: float = 0.25,
+    activation: Activation = "gelu",
+) -> ModelConfig:  # fmt: skip
     """Two layers, d = 32, 4 heads of 8, d_ff = 32; by default with linear heads and GELU units beside the named."""
     return ModelConfig(
         n_layers=2,
@@ -58,7 +60,7 @@ def sample_config(
         context=32,
         vocab_size=vocab_size,
         attention=Attention(value, special),
-        feed_forward=FeedForward(32, 0.5, quantifiers),
+        feed_forward=FeedForward(32, 0.5, quantifiers, activation),
     )
 
 
@@ -68,6 +70,6 @@ def sample_model(config: ModelConfig, seed: int = 0) -> Transformer:
     model.initialise(torch.Generator().manual_seed(seed))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.rsplit(".", 1)[-1] in ("bounded_values", "pair_a", "pair_b", "quantifier"):
+            if name.rsplit(".", 1)[-1] in ("bounded_values", "pair_a", "pair_b", "quantifier", "sigmoid"):
                 parameter.mul_(6.0)
     return model.eval()

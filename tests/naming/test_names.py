@@ -23,7 +23,7 @@ from legible_core.naming.promote import promotion
 from legible_core.naming.records import tokens_text
 from legible_core.naming.scan import Scan
 from legible_core.tokens import Tokenizer
-from legible_core.units import Channel, Head, HeadOperand, Operand, QuantifierOperand, Unit, parse
+from legible_core.units import Activation, Channel, Head, HeadOperand, Operand, QuantifierOperand, Unit, parse
 
 
 @pytest.fixture(scope="module")
@@ -297,6 +297,42 @@ def test_operand_ids_of_membership_heads(tokenizer: Tokenizer, ids: np.ndarray, 
     with pytest.raises(NotFound):
         names.operand(HeadOperand(0, 1, 0, "A"))
     assert names.operand(QuantifierOperand(1, 12)).id == "L1.u12.m"
+
+
+def test_sigmoid_units_are_named_as_their_own_operands(tokenizer: Tokenizer, ids: np.ndarray, tmp_path: Path) -> None:
+    model = sample_model(sample_config(tokenizer.vocab_size, activation="sigmoid"))
+    layout = model.config.feed_forward
+    scan = Scan(model, ids[:3000], "x", end_of_document=0)
+    for _ in scan.run():
+        pass
+    names = write_names(tmp_path, scan, tokenizer)
+    unit = Unit(1, layout.n_named + 2)
+    name, operand = names.component(unit), names.operand(unit)
+    assert (name.kind, name.operands, name.cls) == ("sigmoid", (str(unit),), operand.cls)
+    assert name.formula.startswith("σ ")
+    # As an operand and as a component it is one value, measured once each way.
+    assert (name.mean, name.crisp, name.on) == pytest.approx((operand.mean, operand.crisp, operand.on), rel=1e-6)
+    state = scan.layers[1]
+    assert operand.mean == pytest.approx(float(state.operands.mean[-layout.n_plain + 2]), rel=1e-6)
+    row = names.legibility["layers"][1]["operands"]
+    assert row["channels"] == layout.n_operands == 2 * layout.n_pairs + layout.n_quantifiers + layout.n_plain
+    every = [c for layer in range(2) for c in model.config.operands(layer)]
+    assert [names.operand(c).id for c in every] == [str(c) for c in every]
+    with pytest.raises(NotFound):
+        names.operand(Unit(1, 0))
+
+
+@pytest.mark.parametrize("activation", ["softplus", "relu"])
+def test_units_without_rails_stay_undefined(
+    tokenizer: Tokenizer, ids: np.ndarray, tmp_path: Path, activation: Activation
+) -> None:
+    model = sample_model(sample_config(tokenizer.vocab_size, activation=activation))
+    scan = Scan(model, ids[:2000], "x", end_of_document=0)
+    for _ in scan.run():
+        pass
+    name = write_names(tmp_path, scan, tokenizer).component(Unit(0, model.config.feed_forward.n_named))
+    assert (name.kind, name.cls, name.mean, name.operands) == (activation, None, None, ())
+    assert name.promotes
 
 
 def test_the_store_imports_no_torch(folder: Path) -> None:

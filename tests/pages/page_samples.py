@@ -53,12 +53,14 @@ def make_tokenizer(path: Path) -> Path:
     return path
 
 
-def make_checkpoint(root: Path, slug: str = SLUG, *, scan: bool = True, seed: int = 0) -> Checkpoint:
+def make_checkpoint(
+    root: Path, slug: str = SLUG, *, scan: bool = True, seed: int = 0, units: FeedForward | None = None
+) -> Checkpoint:
     """2 layers, d = 32, 4 heads of 8 (the last two of layer 1 linear), 48 units of every kind, context 64."""
     root.mkdir(parents=True, exist_ok=True)
     path = make_tokenizer(root / f"{slug}.tokenizer.json")
     vocabulary = Tokenizer.from_file(str(path)).get_vocab_size()
-    config = ModelConfig(2, 32, 4, 64, vocabulary, Attention("boolean", (4, 2)), FeedForward(48, 0.5, 0.25))
+    config = ModelConfig(2, 32, 4, 64, vocabulary, Attention("boolean", (4, 2)), units or FeedForward(48, 0.5, 0.25))
     model = Transformer(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -110,7 +112,7 @@ class Site:
 
 
 def open_site(folder: Path, checkpoint: Checkpoint, **settings: object) -> Site:
-    made = Settings.load(data_dir=folder, workers=0, threads=1, device="cpu", **settings)
+    made = Settings.load(**{"data_dir": folder, "workers": 0, "threads": 1, "device": "cpu", **settings})
     app = create_app(made)
     services: Services = app.state.services
     services.store.add_checkpoint(checkpoint.slug, checkpoint.hash, str(checkpoint.path))

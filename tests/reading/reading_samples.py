@@ -11,6 +11,7 @@ from legible_core.model import Transformer
 from legible_core.pipeline import Engine
 from legible_core.reading import CheckpointRef, Dtype, ReadingRequest
 from legible_core.trace import Trace
+from legible_core.units import Activation
 
 HASH = "c0ffee" * 10 + "beef"
 
@@ -23,6 +24,7 @@ def sample_config(
     tied: bool = True,
     gelu: float = 0.5,
     quantifiers: float = 0.25,
+    activation: Activation = "gelu",
 ) -> ModelConfig:
     return ModelConfig(
         n_layers=len(n_special),
@@ -31,7 +33,7 @@ def sample_config(
         context=24,
         vocab_size=61,
         attention=Attention(value, n_special),
-        feed_forward=FeedForward(48, gelu, quantifiers),
+        feed_forward=FeedForward(48, gelu, quantifiers, activation),
         norm_bias=biased,
         linear_bias=biased,
         tied=tied,
