@@ -93,6 +93,7 @@ class Engines:
         if key not in self._open:
             context.stage("load")
             self._open[key] = self._load(checkpoint, dtype)
+            context.computes_on(device_name(pick_device(self.settings.device)))
             for old in [other for other in self._open if other != key and other[:2] == key[:2]]:
                 del self._open[old]
             while len(self._open) > KEPT_ENGINES:
@@ -125,6 +126,15 @@ def pick_device(device: str) -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def device_name(device: str) -> str:
+    """The device as people know it: `cpu`, or `cuda (NVIDIA H200)`."""
+    if not device.startswith("cuda"):
+        return device
+    import torch
+
+    return f"{device} ({torch.cuda.get_device_name(torch.device(device))})"
 
 
 def _check_device(device: str) -> None:

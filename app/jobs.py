@@ -15,24 +15,30 @@ Imports no torch.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, exc, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, delete, exc, func, insert, null, or_, select, update
 
 from app import wake
 from app.database import Database
 from app.job_queries import JobQueries, current
 from app.job_types import ACTIVE, BACKGROUND, COLUMNS, INTERACTIVE, SEEN_SECONDS, Job, JobEvent, WorkerInfo, job_of
 from app.tables import JobEventRow, JobRow, WorkerRow, clock
-from legible_core.errors import Conflict, LegibleError
+from legible_core.errors import Conflict, LegibleError, TooLarge
 
 __all__ = [
-    "ACTIVE", "BACKGROUND", "INTERACTIVE", "KEPT_FINISHED", "LOST", "SEEN_SECONDS", "Job", "JobEvent", "Queue",
-    "WorkerInfo",
+    "ACTIVE", "BACKGROUND", "INTERACTIVE", "KEPT_CLOSE_UPS", "KEPT_FINISHED", "LOST", "MAX_RESULT_BYTES",
+    "SEEN_SECONDS", "Job", "JobEvent", "Queue", "WorkerInfo",
 ]  # fmt: skip
 
 KEPT_FINISHED = 1000
+# A close-up (one head or unit over a prompt) is as long as its prompt, and made again when someone looks again: the
+# newest ones are kept, so that all of them together stay under KEPT_CLOSE_UPS * MAX_RESULT_BYTES.
+KEPT_CLOSE_UPS = 64
+MAX_RESULT_BYTES = 4 << 20
+LASTING = ("read", "scan", "index")
 
 LOST = "The worker stopped while it ran this job"
 
@@ -165,7 +171,14 @@ class Queue(JobQueries):
         """End the attempt as done, running `write` in the same transaction; False when the result is not accepted.
 
         It is accepted from the current attempt only, and not after a request to cancel, which then ends the job.
+        Raises TooLarge for a result over `MAX_RESULT_BYTES` of JSON.
         """
+        size = len(json.dumps(result, separators=(",", ":")))
+        if size > MAX_RESULT_BYTES:
+            raise TooLarge(
+                f"The result is {size:,} bytes long; the limit is {MAX_RESULT_BYTES:,} bytes.",
+                hint="A shorter prompt, or an earlier position in it, gives a shorter one.",
+            )
         with self.database.write() as connection:
             row = connection.execute(
                 select(JobRow.cancel_requested).where(*current(job)).with_for_update()
@@ -310,9 +323,14 @@ class Queue(JobQueries):
 
     @staticmethod
     def _forget_old(connection: Connection) -> None:
-        """Keep the newest finished jobs only, so that the table does not grow for ever."""
+        """Keep the newest finished jobs only, and the newest close-ups, so that the table does not grow for ever."""
         ended = JobRow.state.not_in(ACTIVE)
         edge = select(JobRow.id).where(ended).order_by(JobRow.id.desc()).offset(KEPT_FINISHED).limit(1)
         oldest = connection.execute(edge).scalar()
         if oldest is not None:
             connection.execute(delete(JobRow).where(ended, JobRow.id <= oldest))
+        close_up = and_(JobRow.state == "done", JobRow.kind.not_in(LASTING), JobRow.result.is_not(None))
+        edge = select(JobRow.id).where(close_up).order_by(JobRow.id.desc()).offset(KEPT_CLOSE_UPS).limit(1)
+        oldest = connection.execute(edge).scalar()
+        if oldest is not None:
+            connection.execute(update(JobRow).where(close_up, JobRow.id <= oldest).values(result=null()))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from legible_core.errors import LegibleError
+from legible_core.errors import LegibleError, Unavailable
 
 if TYPE_CHECKING:
     from app.worker import Context, Outcome
@@ -30,6 +31,8 @@ def handle(context: Context) -> Outcome:
 
     payload = context.payload
     checkpoint = Catalogue(context.store).get(payload["slug"])
+    out = Path(payload["out"]) if payload.get("out") else None
+    check_writable(out or checkpoint.path)
     context.stage("load")
     scan = prepare(
         checkpoint,
@@ -39,6 +42,7 @@ def handle(context: Context) -> Outcome:
         device=context.settings.device,
         between=lambda done: context.between_batches(),
     )
+    context.computes_on(str(scan.model.token_embedding.device))
     context.stage("run")
     for progress in scan.run():
         try:
@@ -47,7 +51,6 @@ def handle(context: Context) -> Outcome:
             scan.save()
             raise
     context.stage("store")
-    out = Path(payload["out"]) if payload.get("out") else None
     names = finish(scan, checkpoint, out, between=context.between_batches)
     return Outcome({key: names.meta[key] for key in ("checkpoint", "corpus", "quality", "legibility")})
 
@@ -94,6 +97,19 @@ def prepare(
     return Scan(
         loaded, ids, corpus.name, checkpoint_hash=checkpoint.hash, end_of_document=end, batch=batch, state=folder
     )
+
+
+def check_writable(folder: Path) -> None:
+    """Raise Unavailable where names could not be written, before the time of a scan is spent."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise Unavailable(
+            f"The names would be written to {folder}, which cannot be written to ({error.strerror}).",
+            code="read_only",
+            hint="Make it writable, or choose another folder with --out.",
+        ) from None
 
 
 def finish(

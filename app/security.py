@@ -58,7 +58,9 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return  # no WebSocket is served, so none is opened
-        sender = Sender(send)
+        sender = Sender(send, bodiless=scope["method"] == "HEAD")
+        if scope["method"] == "HEAD":  # answered as GET is, without its body: routes need not know
+            scope = {**scope, "method": "GET"}
         request = Request(self._under_root(scope), receive)
         try:
             response = self._check(request)
@@ -193,10 +195,11 @@ def _derived(token: str) -> str:
 
 
 class Sender:
-    """Sends an answer with the headers above, and knows whether one has begun."""
+    """Sends an answer with the headers above, without its body where asked, and knows whether one has begun."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, *, bodiless: bool = False) -> None:
         self.send = send
+        self.bodiless = bodiless
         self.started = False
 
     async def __call__(self, message: Message) -> None:
@@ -205,6 +208,8 @@ class Sender:
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)
+        elif self.bodiless and message["type"] == "http.response.body":
+            message = {**message, "body": b""}
         await self.send(message)
 
 

@@ -80,6 +80,10 @@ class Context:
         """Say what is being done now: load, run or store."""
         self.worker.report(self.job, stage=name)
 
+    def computes_on(self, device: str) -> None:
+        """Say which device is in use, once `auto` has been resolved, so that people can see it."""
+        self.worker.use(device)
+
     def between_batches(self, done: float | None = None, total: float | None = None) -> None:
         """Call after each batch. Raises Cancelled or Stopping; runs more urgent jobs first and then returns."""
         self.worker.between_batches(self.job, done, total)
@@ -95,6 +99,7 @@ class Worker:
         self.id = id
         self.store = Store(database)
         self.queue = Queue(database, lease_seconds=settings.lease_seconds, max_attempts=settings.max_attempts)
+        self.device = settings.device  # what was asked for, until a handler says what is in use
         self.stopping = threading.Event()
         self._waker: Waker | None = None
         self._jobs: list[Job] = []  # the running one last; those before it are paused
@@ -137,6 +142,12 @@ class Worker:
         self.stopping.set()
         if self._waker is not None:
             self._waker.interrupt()
+
+    def use(self, device: str) -> None:
+        """Remember the device in use, and say so at once."""
+        if device != self.device:
+            self.device = device
+            self._hello()
 
     def report(
         self, job: Job, *, stage: str | None = None, done: float | None = None, total: float | None = None
@@ -235,8 +246,11 @@ class Worker:
             os._exit(STALLED)
         for job in jobs:
             self.queue.heartbeat(job)
+        self._hello()
+
+    def _hello(self) -> None:
         self.queue.hello(
-            self.id, host=socket.gethostname(), pid=os.getpid(), version=__version__, device=self.settings.device
+            self.id, host=socket.gethostname(), pid=os.getpid(), version=__version__, device=self.device[:64]
         )
 
 

@@ -37,6 +37,7 @@ START_SECONDS = 60.0
 MEMORY_BYTES = 3 << 30
 MAX_REPLY_BYTES = 256 << 20
 MAX_WAITING = 256
+LONG_BYTES = 32_768
 _CACHED = 8
 _ROOT = str(Path(__file__).resolve().parents[1])
 
@@ -45,16 +46,13 @@ class TokenizerService:
     """Calls to `Tokenizer` in child processes; safe to use from any thread and any event loop.
 
     At most `workers` calls run side by side, each with a child that starts when it is first needed; the rest wait in
-    line, and over `MAX_WAITING` of them raise `Unavailable`.
+    line, and over `MAX_WAITING` of them raise `Unavailable`. Texts over `LONG_BYTES` have a line and one child of
+    their own: they may take seconds, and wait for each other, never others for them.
     """
 
     def __init__(self, timeout: float = CALL_SECONDS, workers: int = 2) -> None:
         self.timeout = timeout
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="tokenizer")
-        self._idle: queue.LifoQueue[_Child | None] = queue.LifoQueue()
-        for _ in range(workers):
-            self._idle.put(None)
-        self._workers = workers
+        self._lane, self._long = _Lane(workers), _Lane(1)
         self._waiting = 0
         self._lock = threading.Lock()
         self._refused: dict[tuple[str, int, int], tuple[float, str]] = {}
@@ -88,16 +86,12 @@ class TokenizerService:
 
     def start(self) -> None:
         """Start a child now, so that the first call does not wait for it."""
-        self._threads.submit(self._warm).result()
+        self._lane.threads.submit(self._warm).result()
 
     def close(self) -> None:
         """End the children; calls after this raise `Unavailable`."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        for _ in range(self._workers):
-            with contextlib.suppress(queue.Empty):
-                child = self._idle.get_nowait()
-                if child is not None:
-                    child.kill()
+        self._lane.close()
+        self._long.close()
 
     def __enter__(self) -> TokenizerService:
         return self
@@ -118,7 +112,9 @@ class TokenizerService:
                 raise Unavailable("Too many texts are waiting to be tokenised; try again in a moment.")
             self._waiting += 1
         try:
-            future = self._threads.submit(self._run, method, Path(path), arguments)
+            long = any(isinstance(a, str) and len(a.encode("utf-8")) > LONG_BYTES for a in arguments)
+            lane = self._long if long else self._lane
+            future = lane.threads.submit(self._run, lane, method, Path(path), arguments)
         except RuntimeError:
             self._done()
             raise Unavailable("The tokenizer has been shut down.") from None
@@ -130,18 +126,18 @@ class TokenizerService:
             self._waiting -= 1
 
     def _warm(self) -> None:
-        child = self._idle.get()
+        child = self._lane.idle.get()
         try:
             child = child or _Child()
         finally:
-            self._idle.put(child)
+            self._lane.idle.put(child)
 
-    def _run(self, method: str, path: Path, arguments: tuple[Any, ...]) -> Any:
+    def _run(self, lane: _Lane, method: str, path: Path, arguments: tuple[Any, ...]) -> Any:
         key = _key(path)
         refused = self._refused.get(key)
         if refused and time.monotonic() < refused[0]:
             raise Corrupt(refused[1])
-        child = self._idle.get()
+        child = lane.idle.get()
         loading = False
         try:
             if child is not None and not child.alive:
@@ -173,10 +169,31 @@ class TokenizerService:
                 self._refused.pop(next(iter(self._refused)))
             raise Corrupt(text) from None
         finally:
-            self._idle.put(child)
+            lane.idle.put(child)
         if "error" in reply:
             raise LegibleError(**reply["error"])
         return reply["ok"]
+
+
+class _Lane:
+    """A line of calls: its threads, and the children that they take and put back, None where none is started yet."""
+
+    def __init__(self, workers: int) -> None:
+        self.threads = ThreadPoolExecutor(workers, thread_name_prefix="tokenizer")
+        self.idle: queue.LifoQueue[_Child | None] = queue.LifoQueue()
+        for _ in range(workers):
+            self.idle.put(None)
+
+    def close(self) -> None:
+        """Wait for the running calls and end the children."""
+        self.threads.shutdown(wait=True, cancel_futures=True)
+        while True:
+            try:
+                child = self.idle.get_nowait()
+            except queue.Empty:
+                return
+            if child is not None:
+                child.kill()
 
 
 class _Lost(Exception):

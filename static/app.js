@@ -9,16 +9,48 @@
   // A link marked data-desk opens beside the figure: the same address, the same page, only the desk is exchanged.
   // Works for SVG links too. Without this script the link simply opens.
   const openBeside = (link, url) => {
+    const failures = silences;
     htmx.ajax("GET", url, {
-      source: link, target: "#desk", select: "#desk", swap: "outerMorph", push: url,
+      source: link.isConnected ? link : document.body, target: "#desk", select: "#desk", swap: "outerMorph", push: url,
     }).then(() => {
       const panel = document.getElementById("panel");
+      if (silences > failures) offerAgain(panel, () => openBeside(link, url));
       const chosen = panel?.querySelector("h2");
-      if (chosen) say(chosen.textContent.trim());
+      if (chosen && silences === failures) say(chosen.textContent.trim());
       // On a narrow screen the panel stands below the figure: bring it into sight.
       if (panel && panel.getBoundingClientRect().top > innerHeight * 0.7) panel.scrollIntoView({ block: "start" });
     });
   };
+
+  // A server that does not answer: one sentence where the answer would have stood, and a button that asks again.
+  // What polls goes on polling, and the sentence goes as soon as something was answered.
+  let silences = 0;
+  let why = "";
+  const offerAgain = (place, again) => {
+    document.getElementById("unreached")?.remove();
+    const box = document.createElement("div");
+    box.id = "unreached";
+    box.className = "state fault";
+    box.setAttribute("role", "alert");
+    const text = document.createElement("p");
+    text.textContent = `${why} What is shown here is what was here before.`;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = "try again";
+    button.addEventListener("click", again);
+    box.append(text, button);
+    (place || document.getElementById("main")).prepend(box);
+  };
+  const onSilence = (event) => {
+    silences += 1;
+    const status = event.detail?.ctx?.response?.status;
+    why = status ? `The server answered with an error (${status}).` : "The server does not answer; it may have stopped.";
+    const desk = event.detail?.ctx?.target?.id === "desk";
+    offerAgain(desk ? document.getElementById("panel") : null, () => location.reload());
+  };
+  document.addEventListener("htmx:error", onSilence);
+  document.addEventListener("htmx:response:error", onSilence);
+  document.addEventListener("htmx:after:swap", () => document.getElementById("unreached")?.remove());
 
   document.addEventListener("click", (event) => {
     const link = event.target.closest("a[href]");

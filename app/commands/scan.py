@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.scanning import finish, prepare, report
+from app.scanning import check_writable, finish, prepare, report
 from legible_core.errors import NotFound
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def scan(
         raise NotFound(f"There is no text at {corpus}; give a UTF-8 text file, plain or .xz.")
     if out is not None and not out.is_dir():
         raise NotFound(f"There is no folder {out}; make it first, or leave --out away.")
+    check_writable(out or checkpoint.path)
     state = Settings.load().data_dir / "scans"
     with _interruptible() as interrupted:
         names = _with_progress(checkpoint, corpus, out, state, tokens, batch, device, restart, interrupted)

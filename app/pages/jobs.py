@@ -116,7 +116,9 @@ def _back(request: Request, back: str) -> Response:
 
 def _jobs(services: Services, urls: Urls) -> JobsPage:
     found = services.queue.list(limit=LISTED)
-    lines = tuple(_line(services, urls, job) for job in found)
+    # Waiting jobs are listed in the order of their turn, so that the place needs no query of its own.
+    turn = [job.id for job in found if job.state == "waiting"]
+    lines = tuple(_line(urls, job, turn.index(job.id) + 1 if job.state == "waiting" else None) for job in found)
     running = sum(job.state == "running" for job in found)
     waiting = sum(job.state == "waiting" for job in found)
     workers = tuple(worker for worker in services.queue.workers() if worker.alive)
@@ -126,7 +128,7 @@ def _jobs(services: Services, urls: Urls) -> JobsPage:
 
 def _job(services: Services, urls: Urls, job_id: int) -> JobPage:
     job = services.queue.get(job_id)
-    line = _line(services, urls, job)
+    line = _line(urls, job, services.queue.place(job))
     events = tuple(
         Event(max(0.0, event.at - job.created_at), event.event, event.attempt, event.note)
         for event in services.queue.events(job_id)
@@ -134,7 +136,7 @@ def _job(services: Services, urls: Urls, job_id: int) -> JobPage:
     return JobPage(f"Job {job_id}: {line.what}", line, events)
 
 
-def _line(services: Services, urls: Urls, job: Job) -> JobLine:
+def _line(urls: Urls, job: Job, place: int | None) -> JobLine:
     now = time.time()
     end = job.finished_at if job.finished_at is not None else now
     begin = job.started_at if job.started_at is not None else job.created_at
@@ -144,7 +146,7 @@ def _line(services: Services, urls: Urls, job: Job) -> JobLine:
     error = job.error or {}
     what, href = _subject(urls, job)
     return JobLine(
-        id=job.id, what=what, href=href, state=job.state, stage=job.stage, place=services.queue.place(job),
+        id=job.id, what=what, href=href, state=job.state, stage=job.stage, place=place,
         done=job.done, total=job.total, elapsed=elapsed, left=left, attempt=job.attempt, lost=job.lost,
         reason=error.get("message"), hint=error.get("hint"), can_cancel=job.active and not job.cancel_requested,
         can_retry=job.state in ("failed", "cancelled"),

@@ -12,7 +12,7 @@ from sqlalchemy import func, insert, select
 from app.database import Database
 from app.jobs import BACKGROUND, INTERACTIVE, Job, Queue
 from app.tables import CheckpointRow, JobRow
-from legible_core.errors import Conflict, LegibleError, NotFound
+from legible_core.errors import Conflict, LegibleError, NotFound, TooLarge
 
 KINDS = ["read", "scan"]
 
@@ -238,6 +238,29 @@ def test_old_finished_jobs_are_forgotten_and_active_ones_never(queue: Queue, mon
     assert waiting.id in [job.id for job in left]
     assert len(left) <= 1 + 4
     assert left[1].key == "k7"
+
+
+def test_close_ups_are_bounded_in_size_and_number(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.jobs.KEPT_CLOSE_UPS", 2)
+    monkeypatch.setattr("app.jobs.MAX_RESULT_BYTES", 100)
+    jobs = []
+    for number in range(5):
+        submit(queue, f"read {number}")
+        assert queue.finish(claim(queue), {"position": number})
+        queue.submit("component", f"close-up {number}", {})
+        job = queue.claim("w", ["component"])
+        assert job is not None
+        assert queue.finish(job, {"values": [number]})
+        jobs.append(job)
+    queue.submit("component", "long", {})
+    kept = [queue.get(job.id).result for job in jobs]
+    assert kept == [None, None, None, {"values": [3]}, {"values": [4]}]
+    assert all(job.result for job in queue.list() if job.kind == "read"), "what a reading became is no close-up"
+    job = queue.claim("w", ["component"])
+    assert job is not None
+    with pytest.raises(TooLarge, match="111 bytes long; the limit is 100 bytes"):
+        queue.finish(job, {"values": "x" * 98})
+    assert queue.get(job.id).state == "running", "the worker stores the reason, as for any failure"
 
 
 def test_any_text_can_be_submitted(queue: Queue) -> None:

@@ -137,11 +137,11 @@ def test_a_file_that_hangs_while_loading_is_not_loaded_again(
 def test_a_killed_child_is_replaced(tokenizer_path: Path) -> None:
     with TokenizerService() as service:
         service.call("encode", tokenizer_path, "x")
-        child = service._idle.get()
+        child = service._lane.idle.get()
         assert child is not None
         os.kill(child._process.pid, signal.SIGKILL)
         child._process.wait()
-        service._idle.put(child)
+        service._lane.idle.put(child)
         assert service.call("encode", tokenizer_path, "x")
 
 
@@ -166,7 +166,7 @@ def test_children_end_with_their_parent_even_while_they_hang(busy: bool, tmp_pat
         "from legible_core.token_service import TokenizerService\n"
         "service = TokenizerService(timeout=1.0)\n"
         "service.start()\n"
-        "child = service._idle.get(); print(child._process.pid, flush=True); service._idle.put(child)\n"
+        "child = service._lane.idle.get(); print(child._process.pid, flush=True); service._lane.idle.put(child)\n"
         "if len(sys.argv) > 1:\n"
         "    threading.Thread(target=service.call, args=('encode', sys.argv[1], 'x' * 20000)).start()\n"
         "    time.sleep(0.3)\n"
@@ -201,3 +201,19 @@ def _alive(pid: int) -> bool:
         return False
     # A zombie that nobody has waited for is over too.
     return b") Z " not in Path(f"/proc/{pid}/stat").read_bytes() if Path("/proc").exists() else True
+
+
+def test_long_texts_hold_up_only_each_other(
+    service: TokenizerService, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two texts that take their time have one child between them, so a short one is answered before either ends."""
+    monkeypatch.setattr(token_service, "LONG_BYTES", 100)
+    service.call("encode", tokenizer_path, "x" * 101)  # its child is up, and has the file
+    [child] = [service._long.idle.get()]
+    waiting = [service._submit("encode", tokenizer_path, ("x" * 101,)) for _ in range(2)]
+    try:
+        assert service.call("encode", tokenizer_path, " worst")
+        assert not any(future.done() for future in waiting)
+    finally:
+        service._long.idle.put(child)
+    assert len({tuple(future.result()) for future in waiting}) == 1

@@ -204,6 +204,20 @@ def test_unusable_places_are_one_sentence(checkpoint: Path, corpus: Path, tmp_pa
         assert sentence in error.message
 
 
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_scan(
+    checkpoint: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_file(dir: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("app.scanning.tempfile.TemporaryFile", no_file)
+    code, _, error = _run(str(checkpoint), "--corpus", str(corpus), "--out", str(tmp_path))
+    assert code != 0
+    assert error is not None
+    assert error.message.endswith("which cannot be written to (Permission denied).")
+    assert Names.load(tmp_path) is None
+
+
 def test_pieces_join_to_the_text_and_cut_where_the_tokenizer_does(tokenizer: Tokenizer) -> None:
     document = text(3, 4000)
     cut = list(pieces(document, 500))

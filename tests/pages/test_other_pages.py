@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from page_samples import HOSTILE, SLUG, Site, links, make_checkpoint, open_site, parsed, title
 
+from app.handlers import pick_device
 from app.pages.models import Figure, _card_fact
 from legible_core.naming.names import Names
+from legible_core.registry import Checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
@@ -263,10 +265,19 @@ def test_jobs_show_place_and_cancel(site: Site) -> None:
     assert site.client.post(f"/jobs/{first.id}/cancel").status_code == 409
 
 
-def test_under_a_root_path_every_address_has_it(scanned: object, tmp_path: Path) -> None:
-    from legible_core.registry import Checkpoint
+def test_the_jobs_page_shows_the_device_in_use(scanned: Checkpoint, tmp_path: Path) -> None:
+    own = open_site(tmp_path / "data", scanned, device="auto")
+    try:
+        own.worker._hello()
+        assert own.client.get("/jobs.json").json()["workers"][0]["device"] == "auto"
+        assert "chosen with the first model" in own.client.get("/jobs").text
+        own.read("it was")
+        assert own.client.get("/jobs.json").json()["workers"][0]["device"] == pick_device("auto").partition(" ")[0]
+    finally:
+        own.services.close()
 
-    assert isinstance(scanned, Checkpoint)
+
+def test_under_a_root_path_every_address_has_it(scanned: Checkpoint, tmp_path: Path) -> None:
     below = open_site(tmp_path / "data", scanned, root_path="/tools/legible")
     try:
         for path in ("/", "/models", "/jobs", *(f"/models/{SLUG}{part}" for part in ("", "/layers/0", "/units/L0.u3"))):
