@@ -26,7 +26,9 @@ CORE = """
     adapters
     attribution legibility
     naming
+    reads
     contributors details causal editing
+    upstream values
     checkpoint
     training
     evaluation
@@ -51,7 +53,7 @@ APP = """
     cli
 """
 TORCH_FREE = """
-    errors display folder memory units tokens token_service config interventions reading registry naming.names
+    errors display folder memory units tokens token_service config interventions reading registry naming.names reads
     naming.lexicon legibility
 """
 
