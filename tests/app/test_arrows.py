@@ -54,7 +54,7 @@ APP = """
 """
 TORCH_FREE = """
     errors display folder memory units tokens token_service config interventions reading registry naming.names reads
-    naming.lexicon legibility
+    naming.lexicon naming.columns legibility
 """
 
 

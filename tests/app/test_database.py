@@ -67,35 +67,55 @@ def test_an_older_schema_is_copied_before_it_is_migrated(
 ) -> None:
     database = Database.open(sqlite_settings, migrate=True)
     Store(database).put_reading(request(), reading(request()), slug="tiny", text="kept")
+    newest = database.revision()
     database.close()
     migrations = tmp_path / "migrations"
     shutil.copytree(databases.migrations_dir(), migrations)
-    (migrations / "versions" / "0002_more.py").write_text(
-        "import sqlalchemy as sa\nfrom alembic import op\n\nrevision = '0002'\ndown_revision = '0001'\n\n\n"
+    (migrations / "versions" / "0009_more.py").write_text(
+        "import sqlalchemy as sa\nfrom alembic import op\n\n"
+        f"revision = '0009'\ndown_revision = '{newest}'\n\n\n"
         "def upgrade():\n    op.add_column('prompts', sa.Column('more', sa.Integer()))\n"
     )
     monkeypatch.setattr(databases, "migrations_dir", lambda: migrations)
 
     migrated = Database.open(sqlite_settings, migrate=True)
-    assert migrated.revision() == "0002"
+    assert migrated.revision() == "0009"
     with migrated.read() as connection:
         assert connection.execute(text("SELECT text, more FROM prompts")).all() == [(b"kept", None)]
     migrated.close()
     [copy] = (sqlite_settings.data_dir / "backups").iterdir()
     with sqlite3.connect(copy) as old:
-        assert old.execute("SELECT version_num FROM alembic_version").fetchall() == [("0001",)]
+        assert old.execute("SELECT version_num FROM alembic_version").fetchall() == [(newest,)]
         assert old.execute("SELECT text FROM prompts").fetchall() == [(b"kept",)]
     old.close()
+
+
+def test_migrations_lead_back_and_forth(database: Database) -> None:
+    """The oldest schema, with what was stored, from the newest one and to it again."""
+    from alembic import command
+
+    Store(database).put_reading(request(), reading(request()), slug="tiny", text="kept")
+    for step, revision in ((command.downgrade, "0001"), (command.upgrade, "head")):
+        with database.write() as connection:
+            config = databases.alembic_config()
+            config.attributes["connection"] = connection
+            step(config, revision)
+    with database.write() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        assert compare_metadata(context, Base.metadata) == []
+    assert Store(database).prompt(request().digest) is not None
 
 
 def test_a_migration_that_fails_leaves_the_old_schema(
     sqlite_settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    Database.open(sqlite_settings, migrate=True).close()
+    database = Database.open(sqlite_settings, migrate=True)
+    newest = database.revision()
+    database.close()
     migrations = tmp_path / "migrations"
     shutil.copytree(databases.migrations_dir(), migrations)
-    (migrations / "versions" / "0002_bad.py").write_text(
-        "from alembic import op\n\nrevision = '0002'\ndown_revision = '0001'\n\n\n"
+    (migrations / "versions" / "0009_bad.py").write_text(
+        f"from alembic import op\n\nrevision = '0009'\ndown_revision = '{newest}'\n\n\n"
         "def upgrade():\n    op.execute('CREATE TABLE half (x INTEGER)')\n    raise RuntimeError('broken')\n"
     )
     original = databases.migrations_dir
