@@ -57,12 +57,15 @@ def train(
     from legible_core.training.loop import Run
     from legible_core.training.recipe import load_recipe, resolve
     from legible_core.training.state import writing
+    from legible_core.training.warnings import of as warnings_of
 
     plan = load_recipe(recipe)
     if ship is not None and not decay:
         raise LegibleError("--ship needs --decay: only decayed weights are shipped.", code="bad_options")
     if (begin is None) != (begin_tokens is None):
         raise LegibleError("--from and --from-tokens belong together; give both or neither.", code="bad_options")
+    for warning in warnings_of(plan):
+        typer.echo(f"Warning: {warning}", err=True)
     folder = out or Path("runs") / plan.name
     source = text or resolve(plan.data.train, recipe.parent)
     given = tokenizer or (resolve(plan.data.tokenizer, recipe.parent) if plan.data.tokenizer else None)

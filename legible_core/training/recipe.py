@@ -1,8 +1,14 @@
-"""A recipe: one TOML file that says everything a run does; unknown and contradictory entries are refused."""
+"""A recipe: one TOML file that says everything a run does; unknown and contradictory entries are refused.
+
+A recipe may name another as its `base` and say only what is particular to it: tables are merged entry by entry,
+anything else is replaced. A path in a base is relative to the base's own folder.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import os
 import tomllib
 import types
 import typing
@@ -12,12 +18,24 @@ from typing import Any, Literal
 
 from legible_core.config import Attention, FeedForward, ModelConfig, Value
 from legible_core.errors import LegibleError, NotFound
+from legible_core.training.angle import Angle
 from legible_core.training.pressures import Pressure
+from legible_core.units import Activation
+
+# How many recipes may stand behind one another.
+MAX_BASES = 8
+# How many snapshots a run keeps.
+MAX_SNAPSHOTS = 100
+# What a dataset's name begins with in place of a path.
+HUB = "hf:"
 
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """Sizes and axes; `special_fraction` of the heads of every layer use the bounded value."""
+    """Sizes and axes; `special_fraction` of the heads of every layer use the bounded value.
+
+    `gelu_fraction` is the share ρ of plain feed-forward units, whatever their `activation`.
+    """
 
     n_layers: int
     d_model: int
@@ -28,17 +46,35 @@ class ModelRecipe:
     d_ff: int | None = None
     gelu_fraction: float = 1.0
     quantifier_fraction: float = 0.0
+    activation: Activation = "gelu"
+
+    @property
+    def n_special(self) -> int:
+        """Bounded heads of each layer."""
+        return 0 if self.value == "linear" else round(self.n_heads * self.special_fraction)
+
+    def check(self) -> None:
+        """Raise `LegibleError` for axes that contradict each other; `config` checks the sizes."""
+        if not 0 < self.special_fraction <= 1:
+            raise _bad(f"model.special_fraction is {self.special_fraction}; it must be above 0 and at most 1")
+        if self.value == "linear" and self.special_fraction != 1.0:
+            raise _bad("model.special_fraction divides bounded heads from linear ones, but model.value is linear")
+        if self.value != "linear" and not self.n_special:
+            raise _bad(f"model.special_fraction {self.special_fraction} of {self.n_heads} heads is none")
+        if self.quantifier_fraction and self.gelu_fraction == 1.0:
+            raise _bad("model.quantifier_fraction is a share of the named units; model.gelu_fraction 1 leaves none")
 
     def config(self, vocab_size: int) -> ModelConfig:
-        special = 0 if self.value == "linear" else round(self.n_heads * self.special_fraction)
         return ModelConfig(
             n_layers=self.n_layers,
             d_model=self.d_model,
             n_heads=self.n_heads,
             context=self.context,
             vocab_size=vocab_size,
-            attention=Attention(self.value, (special,) * self.n_layers),
-            feed_forward=FeedForward(self.d_ff or 4 * self.d_model, self.gelu_fraction, self.quantifier_fraction),
+            attention=Attention(self.value, (self.n_special,) * self.n_layers),
+            feed_forward=FeedForward(
+                self.d_ff or 4 * self.d_model, self.gelu_fraction, self.quantifier_fraction, self.activation
+            ),
         )
 
 
@@ -48,7 +84,8 @@ class DataRecipe:
 
     `tokenizer` names a tokenizer.json; without it one of `vocab_size` entries is trained on `train`. The last
     `held_out_tokens` of the training text are never trained on. Runs that share `order_seed` see the same tokens in the
-    same order.
+    same order. `train` may also be a folder, or `hf:NAME` or `hf:NAME@REVISION`, a dataset of the Hugging Face hub, of
+    which `dataset_config`, `dataset_split` and `dataset_column` say what to read. `max_tokens` takes the text's first.
     """
 
     train: str
@@ -56,6 +93,10 @@ class DataRecipe:
     vocab_size: int = 8192
     held_out_tokens: int = 262_144
     order_seed: int = 0
+    max_tokens: int | None = None
+    dataset_config: str | None = None
+    dataset_split: str = "train"
+    dataset_column: str = "text"
 
 
 @dataclass(frozen=True)
@@ -77,7 +118,10 @@ class OptimiserRecipe:
 class ScheduleRecipe:
     """Warm-up, constant, then a decay branch (linear to zero); all lengths in tokens.
 
-    At each of `revive_tokens` the operands that are CONSTANT by then get a new start (`training/revive.py`).
+    At each of `revive_tokens` the operands that are CONSTANT by then get a new start (`training/revive.py`) with
+    random rows, at each of `revive_data_tokens` with rows read off the data; at each
+    of `snapshot_tokens` the weights are kept (`training/snapshots.py`). `micro_batch_tokens` go through the model at
+    once, over all processes together.
     """
 
     tokens: int
@@ -86,6 +130,8 @@ class ScheduleRecipe:
     batch_tokens: int = 4096
     micro_batch_tokens: int | None = None
     revive_tokens: tuple[int, ...] = ()
+    revive_data_tokens: tuple[int, ...] = ()
+    snapshot_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,6 +146,7 @@ class Recipe:
     optimiser: OptimiserRecipe = field(default_factory=OptimiserRecipe)
     attention_pressure: Pressure = field(default_factory=Pressure)
     feed_forward_pressure: Pressure = field(default_factory=Pressure)
+    angle: Angle = field(default_factory=Angle)
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -109,19 +156,30 @@ class Recipe:
             raise _bad(f"schedule.batch_tokens {schedule.batch_tokens} is no multiple of the context {context}")
         if micro % context or schedule.batch_tokens % micro:
             raise _bad("schedule.micro_batch_tokens must be a multiple of the context and divide batch_tokens")
-        if any(tokens <= 0 or tokens % schedule.batch_tokens for tokens in schedule.revive_tokens):
-            raise _bad(f"schedule.revive_tokens must be multiples of batch_tokens ({schedule.batch_tokens})")
+        for name in ("revive_tokens", "revive_data_tokens"):
+            if any(tokens <= 0 or tokens % schedule.batch_tokens for tokens in getattr(schedule, name)):
+                raise _bad(f"schedule.{name} must be multiples of batch_tokens ({schedule.batch_tokens})")
+        if any(tokens < 0 for tokens in schedule.snapshot_tokens) or len(schedule.snapshot_tokens) > MAX_SNAPSHOTS:
+            raise _bad(f"schedule.snapshot_tokens must be at most {MAX_SNAPSHOTS} numbers of at least 0")
+        if self.data.max_tokens is not None and self.data.max_tokens < 1:
+            raise _bad("data.max_tokens must be at least 1")
         if schedule.tokens < schedule.batch_tokens:
             raise _bad(f"schedule.tokens must be at least one batch ({schedule.batch_tokens} tokens)")
         if self.attention_pressure.regime != "none" and self.model.value == "linear":
             raise _bad("attention_pressure needs a bounded value; model.value is linear")
-        if self.feed_forward_pressure.regime != "none" and self.model.gelu_fraction >= 1.0:
-            raise _bad("feed_forward_pressure needs named units; model.gelu_fraction is 1")
+        self.model.check()
+        config = self.model.config(self.data.vocab_size)
+        if self.feed_forward_pressure.regime != "none" and not config.feed_forward.n_bounded:
+            raise _bad(
+                "feed_forward_pressure presses memberships, and this feed-forward layer has none: model.gelu_fraction "
+                f"is {self.model.gelu_fraction:g} and model.activation is {self.model.activation}, which has no rails"
+            )
+        if self.angle.weight and self.model.n_layers < 2:
+            raise _bad("angle.weight needs at least two layers: the last one's decode is the prediction itself")
         for name in ("attention_pressure", "feed_forward_pressure"):
             for strength in getattr(self, name).strengths():
                 if isinstance(strength, tuple) and len(strength) != self.model.n_layers:
                     raise _bad(f"{name} has {len(strength)} strengths; it needs one for each layer")
-        self.model.config(self.data.vocab_size)
 
     @property
     def steps(self) -> int:
@@ -131,12 +189,62 @@ class Recipe:
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
+    @classmethod
+    def from_json(cls, data: Any) -> Recipe:
+        """Read what `to_json` wrote, now or before there were as many entries; raises `LegibleError` like a recipe."""
+        recipe: Recipe = _build(cls, data, "")
+        return recipe
+
 
 def load_recipe(path: Path) -> Recipe:
-    """Read a TOML recipe; relative data paths are taken from the recipe's folder."""
+    """Read a TOML recipe with its bases; relative data paths are taken from the recipe's folder.
+
+    Raises `NotFound` for a file that is missing and `LegibleError` for one that is not usable, in one sentence each.
+    """
+    recipe: Recipe = _build(Recipe, _read(path, path.parent, ()), "")
+    return recipe
+
+
+def _read(path: Path, folder: Path, behind: tuple[Path, ...]) -> dict[str, Any]:
+    """A recipe's entries over those of its base; data paths are made relative to `folder`, the first recipe's."""
+    here = Path(os.path.normpath(path))
+    if here in behind:
+        raise _bad(f"the bases go round: {' → '.join(each.name for each in (*behind, here))}")
+    if len(behind) > MAX_BASES:
+        raise _bad(f"{behind[0]} has more than {MAX_BASES} bases behind one another")
+    data = _parse(path, behind[-1] if behind else None)
+    base = data.pop("base", None)
+    if behind:
+        paths = data.get("data") if isinstance(data.get("data"), dict) else {}
+        for name in ("train", "tokenizer"):
+            given = paths.get(name)
+            if isinstance(given, str) and not given.startswith(HUB) and not Path(given).expanduser().is_absolute():
+                paths[name] = Path(os.path.relpath(path.parent / given, folder)).as_posix()
+    if base is None:
+        return data
+    if not isinstance(base, str):
+        raise _bad(f"base in {path} is {base!r}; it must be the path of a recipe, from this recipe's folder")
+    return _merge(_read(path.parent / base, folder, (*behind, here)), data)
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _parse(path: Path, asked: Path | None) -> dict[str, Any]:
+    """One TOML file; `asked` is the recipe that names it as its base."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        if asked is not None:
+            raise NotFound(
+                f"There is no recipe at {path}, which {asked} names as its base; a base's path is taken from the "
+                "folder of the recipe that names it."
+            ) from None
         raise NotFound(
             f"There is no recipe at {path}; give the path of a TOML file, such as those in recipes/."
         ) from None
@@ -144,8 +252,6 @@ def load_recipe(path: Path) -> Recipe:
         raise _bad(f"{path} cannot be read as UTF-8 text ({type(error).__name__})") from None
     except tomllib.TOMLDecodeError as error:
         raise _bad(f"{path} is not valid TOML: {error}") from None
-    recipe: Recipe = _build(Recipe, data, "")
-    return recipe
 
 
 def resolve(path: str, base: Path) -> Path:
@@ -161,7 +267,9 @@ def _build(cls: Any, data: Any, where: str) -> Any:
     fields = {f.name: f for f in dataclasses.fields(cls)}
     for key in data:
         if key not in fields:
-            raise _bad(f"{where}{key} is unknown; the entries are {', '.join(fields)}")
+            near = difflib.get_close_matches(key.lower(), fields, n=1, cutoff=0.5)
+            meant = f"did you mean {where}{near[0]}? The" if near else "the"
+            raise _bad(f"{where}{key} is unknown; {meant} entries are {', '.join(fields)}")
     values = {}
     for name, info in fields.items():
         if name in data:
@@ -176,6 +284,8 @@ def _value(hint: Any, value: Any, name: str) -> Any:
         return _build(hint, value, name + ".")
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
         for option in arguments:
             try:
                 return _value(option, value, name)
@@ -185,7 +295,7 @@ def _value(hint: Any, value: Any, name: str) -> Any:
         if value in arguments:
             return value
         raise _bad(f"{name} is {value!r}; it must be one of {', '.join(map(str, arguments))}")
-    elif origin is tuple and isinstance(value, list):
+    elif origin is tuple and isinstance(value, list | tuple):
         if arguments[-1] is Ellipsis:
             return tuple(_value(arguments[0], item, name) for item in value)
         if len(value) == len(arguments):
