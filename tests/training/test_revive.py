@@ -81,3 +81,43 @@ def test_momentum_of_what_was_redrawn_is_forgotten() -> None:
     revive(model, optimiser, [ids], torch.Generator().manual_seed(0))
     assert not buffer[0].any()
     assert buffer[5].any()
+
+
+def test_rows_from_the_data_are_detectors_of_something_that_occurs() -> None:
+    # States around 20 centres on a common direction, which stands in for a bias: what a norm without one leaves.
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(20, 32, generator=generator) * 2
+    states = centres[torch.randint(20, (4000,), generator=generator)] + torch.randn(4000, 32, generator=generator) * 0.3
+    states = states + 3.0
+    rows = module.from_data(states, 50, torch.Generator().manual_seed(1))
+    values = torch.sigmoid(states @ rows.T)
+    on, crisp = (values > 0.9).float().mean(0), (torch.minimum(values, 1 - values) < 0.1).float().mean(0)
+    assert ((on >= 0.005) & (on <= 0.2)).all()
+    assert crisp.mean() > 0.8
+    assert (values.var(0) >= 0.003).float().mean() > 0.9
+    random = torch.sigmoid(states @ (torch.randn(32, 50, generator=generator) * 0.6 / 32**0.5))
+    assert (random > 0.9).float().mean() != pytest.approx(on.mean().item(), abs=0.01)
+    assert torch.equal(rows, module.from_data(states, 50, torch.Generator().manual_seed(1)))
+
+
+def test_rows_from_the_data_keep_the_function_of_a_b_that_is_constant_between_the_rails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_model(ModelConfig(**{**vars(tiny_config()), "norm_bias": True, "linear_bias": False}))
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.feed_forward.pair_b[:2] *= 1e-3  # constant at a half
+    ids = random_ids(32, batch=8)
+    with torch.no_grad():
+        logits = model(ids)
+    kept = model.layers[1].feed_forward.pair_b[2:].clone()
+    monkeypatch.setattr(module, "SMALL", 0.0)
+    monkeypatch.setattr(module, "QUIET", 0.0)
+    optimiser = Optimiser(model, OptimiserRecipe())
+    assert revive(model, optimiser, [ids], torch.Generator().manual_seed(0))["feed_forward"] == 0
+    counts = revive(model, optimiser, [ids], torch.Generator().manual_seed(0), "data")
+    assert counts["feed_forward"] >= 4
+    assert variances(model, ids)[3][:2].min() > 0.003
+    assert torch.equal(model.layers[1].feed_forward.pair_b[2:], kept)
+    with torch.no_grad():
+        assert (model(ids) - logits).abs().mean() < 0.01 * logits.std()
