@@ -6,8 +6,8 @@ can be kept: with B constant at c, A∩B and A∖B write A·(c·w₁ + (1-c)·w�
 both write columns are that sum.
 
 A new row is random, or read off the data (`rows="data"`): a random token's state is taken, the tokens whose states are
-most like it are its neighbours, and the row is the ridge regression of "is a neighbour" on the states. Such an operand is
-born a detector of something that occurs, ON on a chosen small share of the tokens, where a random row is born dense.
+most like it are its neighbours, and the row is the ridge regression of "is a neighbour" on the states. Such an operand
+is born a detector of something that occurs, ON on a chosen small share of the tokens; a random row is born dense.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def revive(
     """Redraw the rows of operands that are CONSTANT over the batches, in place; how many by surface.
 
     batches: ids (b, t). Dead A or m at 0: a new row, and write columns near zero (they wrote nothing before). Dead B: a
-    new row, and both columns of the pair become what the pair wrote. A or m that is constant elsewhere carries a constant
-    that the model may need, and is left, unless rows come from the data and the pair hardly writes. The optimiser forgets
-    the momentum of what was redrawn. With rows from the data, operands constant between the rails count as dead too.
+    new row, and both columns of the pair become what the pair wrote. A or m that is constant elsewhere carries a
+    constant that the model may need, and is left, unless rows come from the data and the pair hardly writes. The
+    optimiser forgets the momentum of what was redrawn. With rows from the data, operands constant between the rails count as dead too.
     """
     states, values = _observe(model, batches)
     counts = {"attention": 0, "feed_forward": 0}
