@@ -56,7 +56,7 @@ class Guard:
         """
         self.spike = None
         if not math.isfinite(loss):
-            return f"the loss of step {self.steps} is {loss}, not a finite number"
+            return f"the loss is {loss}, not a finite number"
         self.spike = self._spike(loss)
         self.steps += 1
         # The plain mean of the first `horizon` steps, an exponential one afterwards.
