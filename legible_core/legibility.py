@@ -1,6 +1,7 @@
 """Legibility of bounded values, measured over a scan; imports no torch.
 
     Moments.update(values)      one batch of memberships in, constant memory whatever the corpus' length
+    Moments.add(n, …)           the same by the batch's sums (`naming.measure` makes them)
     Moments.merge(other)        two shards become one
     Moments.classes()           CONSTANT, SELECTIVE, FUZZY, by the papers' thresholds
     Surface, summarise(...)     the rows of the papers' tables 1 and 5, per layer and over all layers
@@ -84,27 +85,41 @@ class Moments:
             raise ValueError("a membership is not a finite number")
         wide -= mean
         squares = np.einsum("ij,ij->j", wide, wide)
-        self._join(n, mean, squares)
-        self.on += is_on(values).sum(axis=0)
-        self.off += (values < RAIL).sum(axis=0)
+        bins = None
         if self.bins is not None:
             # An upper edge belongs to the bin below it at 1.0 only: [0, 1/20), ..., [19/20, 1].
             index = np.minimum((values * HISTOGRAM_BINS).astype(np.int64), HISTOGRAM_BINS - 1)
             np.maximum(index, 0, out=index)
             index += np.arange(self.width) * HISTOGRAM_BINS
             flat = np.bincount(index.ravel(), minlength=self.width * HISTOGRAM_BINS)
-            self.bins += flat.reshape(self.width, HISTOGRAM_BINS).T
+            bins = flat.reshape(self.width, HISTOGRAM_BINS).T
+        self.add(n, mean, squares, is_on(values).sum(axis=0), (values < RAIL).sum(axis=0), bins)
+
+    def add(
+        self,
+        n: int,
+        mean: NDArray[np.float64],
+        squares: NDArray[np.float64],
+        on: NDArray[np.integer[Any]],
+        off: NDArray[np.integer[Any]],
+        bins: NDArray[np.integer[Any]] | None = None,
+    ) -> None:
+        """Take in `n` > 0 tokens by their sums: mean, squared deviations from it, counts of v > 0.9 and of v < 0.1.
+
+        All of shape (width,); bins, of shape (20, width), where this holds a histogram.
+        """
+        self._join(n, mean, squares)
+        self.on += on
+        self.off += off
+        if self.bins is not None and bins is not None:
+            self.bins += bins
 
     def merge(self, other: Moments) -> None:
         """Add another shard's statistics to these."""
         if other.width != self.width or (other.bins is None) != (self.bins is None):
             raise ValueError("these statistics are of different channels")
         if other.count:
-            self._join(other.count, other.mean, other.squares)
-        self.on += other.on
-        self.off += other.off
-        if self.bins is not None and other.bins is not None:
-            self.bins += other.bins
+            self.add(other.count, other.mean, other.squares, other.on, other.off, other.bins)
 
     def _join(self, n: int, mean: NDArray[np.float64], squares: NDArray[np.float64]) -> None:
         total = self.count + n

@@ -73,7 +73,7 @@ def assemble(
     scan: Scan, tokenizer: Tokenizer, *, between: Callable[[], None] | None = None
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The two files of a names store, as JSON object and arrays; see docs/names.md."""
-    if not scan.finished:
+    if not scan.complete:
         raise LegibleError("The scan is not finished, so there is nothing to name yet.", code="unfinished")
     pause = between or (lambda: None)
     model = scan.model

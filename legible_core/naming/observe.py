@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from legible_core.model.transformer import Observed, Transformer
 
 Ints = NDArray[np.int64]
-Values = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class LayerValues:
-    """One layer's memberships over a batch, tokens flattened to n.
+    """One layer's memberships over a batch, tokens flattened to n; float32, on the model's device.
 
-    operands: (n, o) in the order of `config.operands(layer)`. channels: (n, c) the bounded heads' combined values, head
-    by head. units: (n, u) the hidden units that have rails: the named ones, and sigmoid units.
+    operands: in the order of `config.operands(layer)`. channels: the bounded heads' combined values, head by head.
+    units: the hidden units that have rails: the named ones, and sigmoid units. hidden: all hidden units, where asked.
     """
 
-    operands: Values
-    channels: Values
-    units: Values
+    operands: Float[Tensor, "n o"]
+    channels: Float[Tensor, "n c"]
+    units: Float[Tensor, "n u"]
+    hidden: Float[Tensor, "n f"] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,42 +77,65 @@ def spread(ids: Ints, length: int, tokens: int) -> Ints:
 
 
 @torch.no_grad()
-def observe(model: Transformer, batch: Batch) -> tuple[list[LayerValues], NDArray[np.float64]]:
-    """Memberships per layer, and the negative log-likelihood (nats) of each target, NaN where there is none."""
+def observe(
+    model: Transformer, batch: Batch, *, hidden: bool = False
+) -> tuple[list[LayerValues], NDArray[np.float64]]:
+    """Memberships per layer, and the negative log-likelihood (nats) of each target, NaN where there is none.
+
+    hidden: give every hidden unit's value too.
+    """
     device = model.token_embedding.device
     ids = torch.from_numpy(np.ascontiguousarray(batch.ids)).to(device)
     seen = Observed()
-    residual = model.residual(ids, observed=seen)
+    with _hidden_values(model) if hidden else contextlib.nullcontext([None] * len(model.layers)) as found:
+        residual = model.residual(ids, observed=seen)
+    count = ids.numel()
     layers = [
         LayerValues(
-            _flat([torch.cat(heads, dim=-1)] if heads else [], atoms, count=ids.numel()),
-            _flat([] if value is None else [value], count=ids.numel()),
-            _flat([units], count=ids.numel()),
+            _flat([torch.cat(heads, dim=-1)] if heads else [], atoms, like=residual, count=count),
+            _flat([] if value is None else [value], like=residual, count=count),
+            _flat([units], like=residual, count=count),
+            None if every is None else _flat([every], like=residual, count=count),
         )
-        for heads, value, atoms, units in zip(
+        for heads, value, atoms, units, every in zip(
             seen.attention_operands,
             seen.attention_outputs,
             seen.feed_forward_operands,
             seen.feed_forward_outputs,
+            found,
             strict=True,
         )
     ]
     return layers, _losses(model, residual, batch.targets)
 
 
+@contextlib.contextmanager
+def _hidden_values(model: Transformer) -> Iterator[list[Tensor | None]]:
+    """Each layer's hidden vector of the pass made inside, GELU units too, which a pass does not report by itself."""
+    found: list[Tensor | None] = []
+    modules: list[Any] = [layer.feed_forward for layer in model.layers]
+    handles = [module.register_forward_hook(lambda _module, _given, out: found.append(out[0])) for module in modules]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def _losses(model: Transformer, residual: Tensor, targets: Ints) -> NDArray[np.float64]:
+    """Window by window, so that the logits of one alone are in memory; log-sum-exp less the target's own logit."""
     wanted = torch.from_numpy(np.ascontiguousarray(targets)).to(residual.device)
-    losses = torch.stack(
-        [F.cross_entropy(model.logits(x), y, reduction="none") for x, y in zip(residual, wanted, strict=True)]
-    )
-    found: NDArray[Any] = losses.double().cpu().numpy()
+    losses = []
+    for x, y in zip(residual, wanted, strict=True):
+        logits = model.logits(x)
+        losses.append(logits.logsumexp(dim=-1) - logits.gather(-1, y.clamp(min=0)[:, None])[:, 0])
+    found: NDArray[Any] = torch.stack(losses).double().cpu().numpy()
     return np.where(targets == -100, np.nan, found)
 
 
-def _flat(*groups: Any, count: int) -> Values:
+def _flat(*groups: Any, like: Tensor, count: int) -> Float[Tensor, "n w"]:
     tensors = [tensor for group in groups for tensor in group]
     if not tensors:
-        return np.zeros((count, 0), np.float32)
+        return like.new_zeros(count, 0, dtype=torch.float32)
     flat = [tensor.reshape(count, -1).float() for tensor in tensors]
-    values: Values = (flat[0] if len(flat) == 1 else torch.cat(flat, dim=-1)).cpu().numpy()
-    return values
+    return flat[0] if len(flat) == 1 else torch.cat(flat, dim=-1)

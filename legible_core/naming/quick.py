@@ -31,6 +31,7 @@ from legible_core.model.transformer import Transformer
 from legible_core.naming.detect import MIN_COUNT, DetectLists, TokenCounts, agreement, detect
 from legible_core.naming.label import Population, label_lists
 from legible_core.naming.lexicon import BEGINNING, CLASSES, beginnings, membership
+from legible_core.naming.measure import take_in
 from legible_core.naming.observe import Ints, batches, halves, observe, spread
 from legible_core.tokens import Tokenizer
 
@@ -78,10 +79,10 @@ def measure(
             means += [float(x) for x in np.nanmean(losses[:, :-1], axis=1)] if losses.shape[1] > 1 else []
             flat = piece.ids.reshape(-1)
             for layer, values in zip(layers, found, strict=True):
-                layer.operands.update(values.operands)
-                layer.channels.update(values.channels)
+                on = take_in(layer.operands, values.operands)
+                take_in(layer.channels, values.channels)
                 layer.counts[half].count_tokens(flat)
-                layer.counts[half].count_on(flat, values.operands > 0.9)
+                layer.counts[half].count_on(flat, on.cpu().numpy())
     loss = float(np.mean(means))
     result: dict[str, Any] = {
         "tokens": layers[0].operands.count,

@@ -6,10 +6,14 @@
     scan.save()                                                         # to go on another time
     write_names(folder, scan, tokenizer)                                # names.json, names.safetensors
 
+    first, second = (Scan(..., shard=(i, 2)) for i in range(2))         # anywhere, at any time
+    first.merge(second)                                                 # equals the scan of the whole
+
 The stream is cut in a naming half, which lists and labels are made from, and a held-out half, on which alone their
 agreement is measured. Memory does not grow with the corpus (its ids aside). The state is safetensors and JSON; a scan
 that was interrupted, even killed, goes on from its last save and ends with the same bits as one that was not, because
-batches are the same and every sum is taken in the same order.
+batches are the same and every sum is taken in the same order. A shard is a run of whole batches, so shards merge to the
+same counts and contexts exactly, and to the same moments to float64 rounding.
 """
 
 from __future__ import annotations
@@ -32,13 +36,15 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from legible_core.errors import LegibleError, Unavailable
-from legible_core.legibility import Moments, is_on
+from legible_core.legibility import Moments
 from legible_core.model.transformer import Transformer
+from legible_core.naming.collect import Collector
 from legible_core.naming.detect import MIN_COUNT, TokenCounts
+from legible_core.naming.measure import take_in
 from legible_core.naming.observe import Batch, Ints, LayerValues, batches, halves, observe
 from legible_core.replace import sync
 
-STATE = 1
+STATE = 2
 BATCH = 8
 SAVE_SECONDS = 30.0
 # Listable tokens get a row of counters each, per operand and half; the most frequent ones when there are more.
@@ -48,13 +54,17 @@ MIN_TOKENS = 64
 
 @dataclass(frozen=True)
 class Corpus:
-    """What was scanned: a name for people, and the digest of the token ids for programs."""
+    """What was scanned: a name for people, and the digest of the token ids for programs.
+
+    sampled: the seed of a text that the checkpoint itself wrote, None for a corpus.
+    """
 
     name: str
     sha256: str
     tokens: int
     naming: int
     held_out: int
+    sampled: int | None = None
 
 
 @dataclass(frozen=True)
@@ -77,11 +87,11 @@ class LayerState:
     counts: tuple[TokenCounts, TokenCounts]
 
     def update(self, ids: Ints, values: LayerValues, half: int) -> None:
-        self.operands.update(values.operands)
-        self.channels.update(values.channels)
-        self.units.update(values.units)
+        on = take_in(self.operands, values.operands)
+        take_in(self.channels, values.channels)
+        take_in(self.units, values.units)
         self.counts[half].count_tokens(ids)
-        self.counts[half].count_on(ids, is_on(values.operands))
+        self.counts[half].count_on(ids, on.cpu().numpy())
 
 
 class Scan:
@@ -97,8 +107,14 @@ class Scan:
         end_of_document: int | None = None,
         batch: int = BATCH,
         state: Path | None = None,
+        shard: tuple[int, int] = (0, 1),
+        contexts: bool = False,
+        sampled: int | None = None,
     ) -> None:
         """ids: the corpus as one stream, documents ended by `end_of_document`. state: a folder to save progress in.
+
+        shard: (i, n) scans the i-th of n runs of batches only. contexts: collect contexts too. sampled: the seed, when
+        the checkpoint itself wrote the text.
 
         Raises `LegibleError` when the corpus is too short to be divided, or holds ids outside the vocabulary.
         """
@@ -114,9 +130,11 @@ class Scan:
                 code="wrong_tokenizer",
             )
         self.model, self.checkpoint_hash, self.batch, self.state = model, checkpoint_hash, batch, state
+        self.shard, self.end_of_document = shard, end_of_document
+        self.covered = {shard[0]}
         self.parts = halves(ids.astype(np.int64), end_of_document)
         digest = hashlib.sha256(np.ascontiguousarray(ids, dtype="<u4").tobytes()).hexdigest()
-        self.corpus = Corpus(name, digest, len(ids), len(self.parts[0]), len(self.parts[1]))
+        self.corpus = Corpus(name, digest, len(ids), len(self.parts[0]), len(self.parts[1]), sampled)
         self.seen = np.bincount(self.parts[0], minlength=config.vocab_size).astype(np.int64)
         listable = np.flatnonzero(self.seen >= MIN_COUNT)
         if len(listable) > MAX_LISTABLE:
@@ -135,9 +153,18 @@ class Scan:
                     (tables[0], tables[1]),
                 )
             )
+        self.collector = Collector(config) if contexts else None
         # Loss: tokens predicted, their summed loss, then the windows' mean losses as a Welford triple.
         self.loss = np.zeros(5)
-        self.next = 0
+        count = sum(1 for _ in self._batches())
+        if not 0 <= shard[0] < shard[1] <= count:
+            raise LegibleError(
+                f"There is no shard {shard[0] + 1} of {shard[1]}; this text has {count} batches, so shards are 1/N to "
+                f"N/N with N up to {count}.",
+                code="bad_shard",
+            )
+        self._mine = range(count * shard[0] // shard[1], count * (shard[0] + 1) // shard[1])
+        self.next = self._mine.start
         self.done = 0
         self._saved = time.monotonic()
         if state is not None:
@@ -147,19 +174,32 @@ class Scan:
 
     @property
     def finished(self) -> bool:
-        return self.done == self.corpus.tokens
+        """Whether its own batches are done."""
+        return self.next == self._mine.stop
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole text was scanned, here or in the shards that were merged."""
+        return self.finished and len(self.covered) == self.shard[1]
+
+    @property
+    def total(self) -> int:
+        """Tokens of its own batches."""
+        return sum(piece.ids.size for _, _, _, piece in self._batches(ours=True))
 
     def run(self) -> Iterator[Progress]:
         """Scan what is left, yielding after every batch; the state is saved now and then, and at the end."""
-        started = time.monotonic()
-        for number, (half, piece) in enumerate(self._batches()):
+        started, total = time.monotonic(), self.total
+        for number, half, first, piece in self._batches(ours=True):
             if number < self.next:
                 continue
-            found, losses = observe(self.model, piece)
+            found, losses = observe(self.model, piece, hidden=self.collector is not None)
             ids = piece.ids.reshape(-1)
             try:
-                for layer, values in zip(self.layers, found, strict=True):
+                for index, (layer, values) in enumerate(zip(self.layers, found, strict=True)):
                     layer.update(ids, values, half)
+                    if self.collector is not None:
+                        self.collector.update(index, first, (piece.ids.shape[0], piece.ids.shape[1]), values)
             except ValueError as error:
                 raise LegibleError(
                     f"The checkpoint's memberships are no numbers on this text ({error}), so nothing can be measured.",
@@ -171,12 +211,41 @@ class Scan:
             if self.state is not None and (self.finished or time.monotonic() - self._saved > SAVE_SECONDS):
                 self.save()
             loss = float(self.loss[1] / self.loss[0]) if self.loss[0] else math.nan
-            yield Progress(self.done, self.corpus.tokens, time.monotonic() - started, loss)
+            yield Progress(self.done, total, time.monotonic() - started, loss)
 
-    def _batches(self) -> Iterator[tuple[int, Batch]]:
+    def _batches(self, ours: bool = False) -> Iterator[tuple[int, int, int, Batch]]:
+        """(number, half, place of the first token in the text, batch): all of them, or those of this shard."""
+        number, first = 0, 0
         for half, part in enumerate(self.parts):
             for piece in batches(part, self.model.config.context, self.batch):
-                yield half, piece
+                if not ours or number in self._mine:
+                    yield number, half, first, piece
+                number, first = number + 1, first + piece.ids.size
+
+    def merge(self, other: Scan) -> None:
+        """Add another shard of the same scan to this one; raises `LegibleError` where it is none, or counted already.
+
+        Moments by Chan, Golub and LeVeque's rule; counts and contexts exactly.
+        """
+        ours, theirs = ({**scan.identity, "shard": scan.shard[1]} for scan in (self, other))
+        if ours != theirs or self.covered & other.covered or not (self.finished and other.finished):
+            reason = "is of another scan" if ours != theirs else "is not finished or was added already"
+            raise LegibleError(f"Shard {other.shard[0] + 1} of {other.shard[1]} {reason}.", code="bad_shard")
+        for mine, its in zip(self.layers, other.layers, strict=True):
+            for key in ("operands", "channels", "units"):
+                getattr(mine, key).merge(getattr(its, key))
+            for counts, more in zip(mine.counts, its.counts, strict=True):
+                counts.merge(more)
+        if self.collector is not None and other.collector is not None:
+            self.collector.merge(other.collector)
+        n, m = self.loss[2], other.loss[2]
+        if m:
+            delta = other.loss[3] - self.loss[3]
+            self.loss[3] += delta * m / (n + m)
+            self.loss[4] += other.loss[4] + delta * delta * n * m / (n + m)
+            self.loss[:3] += other.loss[:3]
+        self.covered |= other.covered
+        self.done += other.done
 
     def _add_losses(self, losses: NDArray[np.float64]) -> None:
         known = ~np.isnan(losses)
@@ -219,6 +288,8 @@ class Scan:
             "batch": self.batch,
             "min_count": MIN_COUNT,
             "max_listable": MAX_LISTABLE,
+            "shard": list(self.shard),
+            "contexts": self.collector is not None,
         }
 
     def save(self) -> None:
@@ -234,6 +305,8 @@ class Scan:
                 arrays |= getattr(layer, key).arrays(f"{index}.{key}")
             for half, counts in enumerate(layer.counts):
                 arrays |= counts.arrays(f"{index}.counts{half}")
+        if self.collector is not None:
+            arrays |= self.collector.arrays()
         draft = f"scan-{secrets.token_hex(6)}.safetensors"
         try:
             self.state.mkdir(parents=True, exist_ok=True)
@@ -273,9 +346,13 @@ class Scan:
             layers = [self._restored(layer, arrays, index) for index, layer in enumerate(self.layers)]
             loss = np.array(arrays["loss"], np.float64)
             following, done = (int(x) for x in arrays["progress"])
+            collector = Collector(self.model.config) if self.collector is not None else None
+            if collector is not None:
+                collector.restore(arrays)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError):
             return
         self.layers, self.loss, self.next, self.done = layers, loss, following, done
+        self.collector = collector
 
     @staticmethod
     def _restored(layer: LayerState, arrays: dict[str, NDArray[Any]], index: int) -> LayerState:

@@ -220,3 +220,73 @@ def test_observing_changes_nothing(model: Transformer, ids: np.ndarray) -> None:
     np.testing.assert_array_equal(losses, again)
     for one, other in zip(first, second, strict=True):
         np.testing.assert_array_equal(one.operands, other.operands)
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_shards_merged_equal_the_scan_of_the_whole(
+    model: Transformer, ids: np.ndarray, tokenizer: Tokenizer, shards: int
+) -> None:
+    whole = _finished(model, ids, contexts=True)
+    parts = [_finished(model, ids, contexts=True, shard=(i, shards)) for i in reversed(range(shards))]
+    merged = parts[0]
+    assert not merged.complete
+    for part in parts[1:]:
+        merged.merge(part)
+    assert merged.complete
+    assert merged.done == whole.done == len(ids)
+    for mine, its in zip(merged.layers, whole.layers, strict=True):
+        for key in ("operands", "channels", "units"):
+            one, other = getattr(mine, key), getattr(its, key)
+            assert one.count == other.count
+            np.testing.assert_array_equal(one.on, other.on)
+            np.testing.assert_array_equal(one.off, other.off)
+            np.testing.assert_allclose(one.mean, other.mean, rtol=1e-12)
+            np.testing.assert_allclose(one.squares, other.squares, rtol=1e-10)
+        assert mine.operands.bins is not None
+        np.testing.assert_array_equal(mine.operands.bins, its.operands.bins)
+        for half in range(2):
+            np.testing.assert_array_equal(mine.counts[half].on, its.counts[half].on)
+            np.testing.assert_array_equal(mine.counts[half].seen, its.counts[half].seen)
+    np.testing.assert_allclose(merged.loss, whole.loss, rtol=1e-12)
+    assert merged.collector is not None
+    assert whole.collector is not None
+    for name, array in merged.collector.arrays().items():
+        np.testing.assert_array_equal(array, whole.collector.arrays()[name], err_msg=name)
+    # What is made of them says the same: every list, label and class.
+    (_, arrays), (_, expected) = assemble(merged, tokenizer), assemble(whole, tokenizer)
+    for name in ("detect.tokens", "detect.on", "operand.agreement", "operand.histogram", "operand.label.class"):
+        np.testing.assert_array_equal(arrays[name], expected[name], err_msg=name)
+
+
+def test_what_is_no_other_shard_is_not_merged(model: Transformer, ids: np.ndarray) -> None:
+    first = _finished(model, ids, shard=(0, 2))
+    with pytest.raises(LegibleError, match="added already"):
+        first.merge(_finished(model, ids, shard=(0, 2)))
+    with pytest.raises(LegibleError, match="another scan"):
+        first.merge(_finished(model, ids[:-1], shard=(1, 2)))
+    with pytest.raises(LegibleError, match="another scan"):
+        first.merge(_finished(model, ids, shard=(1, 3)))
+    with pytest.raises(LegibleError, match="not finished"):
+        first.merge(Scan(model, ids, "x", checkpoint_hash="h", end_of_document=0, shard=(1, 2)))
+    with pytest.raises(LegibleError, match="not finished"):
+        assemble(first, None)  # type: ignore[arg-type]
+    with pytest.raises(LegibleError, match="There is no shard 1000 of 1000"):
+        Scan(model, ids, "x", shard=(999, 1000))
+
+
+def test_a_shard_resumes_with_its_contexts(model: Transformer, ids: np.ndarray, tmp_path: Path) -> None:
+    options = {"contexts": True, "shard": (1, 2), "checkpoint_hash": "h", "end_of_document": 0, "state": tmp_path}
+    first = Scan(model, ids, "x", **options)  # type: ignore[arg-type]
+    for number, _ in enumerate(first.run()):
+        if number == 5:
+            break
+    first.save()
+    second = Scan(model, ids, "x", **options)  # type: ignore[arg-type]
+    assert second.next == first.next
+    for _ in second.run():
+        pass
+    whole = _finished(model, ids, contexts=True, shard=(1, 2))
+    assert second.collector is not None
+    assert whole.collector is not None
+    for name, array in second.collector.arrays().items():
+        assert array.tobytes() == whole.collector.arrays()[name].tobytes(), name

@@ -1,0 +1,346 @@
+"""Collecting contexts while a scan runs: per operand and component the strongest positions, and random ON ones.
+
+    collector = Collector(model.config)
+    collector.update(layer, first, values)      # after each batch, layer by layer
+    collector.merge(other)                      # two shards become one
+    write_contexts(folder, collector, ids, source, ...)
+
+Memory does not grow with the text. Of each window of the scan a component's strongest token is a candidate, so no two
+contexts are of one window; the best `POOL` are kept, and from those the file takes the strongest of different documents
+first. For random contexts `PROBES` positions of each window are drawn by a generator seeded with the window's place in
+the text; of those on which a component is ON the ones with the highest drawn number are kept, which is a uniform draw,
+the same under any sharding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import save as serialise
+from torch import Tensor
+
+from legible_core import __version__
+from legible_core.config import ModelConfig
+from legible_core.errors import Unavailable
+from legible_core.legibility import RAIL
+from legible_core.naming import contexts as store
+from legible_core.naming.contexts import Source
+from legible_core.naming.observe import Ints, LayerValues
+from legible_core.naming.places import starts
+from legible_core.replace import sync
+from legible_core.tokens import Tokenizer
+
+# Tokens shown before and after the chosen one.
+BEFORE, AFTER = 17, 6
+WIDTH = BEFORE + 1 + AFTER
+STRONGEST, RANDOM = 4, 2
+POOL = 2 * STRONGEST
+PROBES = 16
+
+
+@dataclass
+class Candidates:
+    """Positions that may enter: rows of components, scores to rank by, places in the text, and what stands around."""
+
+    rows: Ints
+    score: NDArray[np.float32]
+    position: Ints
+    left: NDArray[np.uint8]
+    right: NDArray[np.uint8]
+    values: NDArray[np.float16]
+
+    def of(self, chosen: NDArray[Any]) -> Candidates:
+        return Candidates(*(getattr(self, name)[chosen] for name in Candidates.__dataclass_fields__))
+
+
+class Best:
+    """For each of `rows` components the `slots` positions of the highest score; ties go to the earlier position.
+
+    position: -1 where a slot is empty. left, right: how many tokens the window holds before and after the position, at
+    most BEFORE and AFTER. values: (rows, slots, WIDTH), the position's own at BEFORE, zeros outside the window.
+    """
+
+    FIELDS = ("score", "position", "left", "right", "values")
+
+    def __init__(self, rows: int, slots: int) -> None:
+        self.slots = slots
+        self.score: NDArray[np.float32] = np.full((rows, slots), -np.inf, np.float32)
+        self.position: Ints = np.full((rows, slots), -1, np.int64)
+        self.left: NDArray[np.uint8] = np.zeros((rows, slots), np.uint8)
+        self.right: NDArray[np.uint8] = np.zeros((rows, slots), np.uint8)
+        self.values: NDArray[np.float16] = np.zeros((rows, slots, WIDTH), np.float16)
+
+    @property
+    def least(self) -> NDArray[np.float32]:
+        """What a score must exceed to enter, shape (rows,)."""
+        return self.score[:, -1]
+
+    def offer(self, found: Candidates) -> None:
+        """Keep what is better than what is here."""
+        if not found.rows.size:
+            return
+        found = found.of(np.argsort(found.rows, kind="stable"))
+        rows, counts = np.unique(found.rows, return_counts=True)
+        place = np.arange(len(found.rows)) - np.repeat(np.cumsum(counts) - counts, counts) + self.slots
+        line = np.repeat(np.arange(len(rows)), counts)
+        empty = {"score": -np.inf, "position": -1}
+        joined = {}
+        for name in self.FIELDS:
+            old = getattr(self, name)[rows]
+            more = np.full((len(rows), int(counts.max()), *old.shape[2:]), empty.get(name, 0), old.dtype)
+            joined[name] = np.concatenate([old, more], axis=1)
+            joined[name][line, place] = getattr(found, name)
+        order = np.lexsort((joined["position"], -joined["score"]), axis=1)[:, : self.slots]
+        for name in self.FIELDS:
+            getattr(self, name)[rows] = joined[name][np.arange(len(rows))[:, None], order]
+
+    def merge(self, other: Best) -> None:
+        """Take in another shard's; the same as if one had seen both."""
+        line, slot = np.nonzero(other.position >= 0)
+        self.offer(Candidates(line, *(getattr(other, name)[line, slot] for name in self.FIELDS)))
+
+    def arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
+        return {f"{prefix}.{name}": getattr(self, name) for name in self.FIELDS}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], prefix: str) -> None:
+        """Inverse of `arrays`; raises ValueError for another shape."""
+        for name in self.FIELDS:
+            found = np.array(arrays[f"{prefix}.{name}"])
+            if found.shape != getattr(self, name).shape or found.dtype != getattr(self, name).dtype:
+                raise ValueError("these contexts are of other components")
+            setattr(self, name, found)
+
+
+class Collector:
+    """The candidates of every operand and component of a model; see the head of this file."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self.starts = dict(zip(("operand", "component"), starts(config), strict=True))
+        self.best = {
+            (side, chosen): Best(int(ends[-1]), slots)
+            for side, ends in self.starts.items()
+            for chosen, slots in (("strongest", POOL), ("random", RANDOM))
+        }
+
+    @torch.no_grad()
+    def update(self, layer: int, first: int, shape: tuple[int, int], values: LayerValues) -> None:
+        """Look at a layer's values over a batch of `shape` (windows, tokens) whose first token is at place `first`."""
+        if values.hidden is None:
+            raise ValueError("contexts need the hidden values too")
+        channels = self.config.attention.n_special[layer] * self.config.d_head
+        begin = {side: int(ends[layer]) for side, ends in self.starts.items()}
+        parts = [("operand", begin["operand"], values.operands, values.operands.shape[1])]
+        if self.config.attention.value != "membership":
+            parts.append(("component", begin["component"], values.channels, channels))
+        bounded = self.config.feed_forward.n_bounded
+        parts.append(("component", begin["component"] + channels, values.hidden, bounded))
+        probes, keys = _probes(first, shape)
+        for side, row, found, with_rails in parts:
+            if found.shape[1]:
+                windows = found.view(*shape, -1)
+                self._strongest(side, row, windows, first)
+                if with_rails:
+                    self._random(side, row, windows[..., :with_rails], first, probes, keys)
+
+    def _strongest(self, side: str, row: int, windows: Tensor, first: int) -> None:
+        best = self.best[side, "strongest"]
+        least = torch.from_numpy(best.least[row : row + windows.shape[2]]).to(windows.device)
+        window, component = torch.nonzero(windows.amax(dim=1) > least, as_tuple=True)
+        token = windows[window, :, component].argmax(dim=1)
+        best.offer(_candidates(row, windows, first, window, token, component))
+
+    def _random(
+        self, side: str, row: int, windows: Tensor, first: int, probes: Ints, keys: NDArray[np.float32]
+    ) -> None:
+        best = self.best[side, "random"]
+        least = torch.from_numpy(best.least[row : row + windows.shape[2]]).to(windows.device)
+        place = torch.from_numpy(probes).to(windows.device)
+        drawn = torch.from_numpy(keys).to(windows.device)
+        looked = windows[torch.arange(len(windows), device=windows.device)[:, None], place]
+        score = torch.where(looked > 1.0 - RAIL, drawn[:, :, None], -torch.inf)
+        window, component = torch.nonzero(score.amax(dim=1) > least, as_tuple=True)
+        probe = score[window, :, component].argmax(dim=1)
+        found = _candidates(row, windows, first, window, place[window, probe], component)
+        found.score = drawn[window, probe].cpu().numpy()
+        best.offer(found)
+
+    def merge(self, other: Collector) -> None:
+        """Take in another shard's candidates."""
+        for key, best in self.best.items():
+            best.merge(other.best[key])
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The whole state as named arrays."""
+        return {
+            name: array
+            for (side, chosen), best in self.best.items()
+            for name, array in best.arrays(f"contexts.{side}.{chosen}").items()
+        }
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Inverse of `arrays`; raises KeyError or ValueError for another's."""
+        for (side, chosen), best in self.best.items():
+            best.restore(arrays, f"contexts.{side}.{chosen}")
+
+
+def _probes(first: int, shape: tuple[int, int]) -> tuple[Ints, NDArray[np.float32]]:
+    """Positions looked at in each window, and a number in (0, 1) for each, from the windows' places alone."""
+    draws = [np.random.default_rng(first + window * shape[1]) for window in range(shape[0])]
+    probes = np.stack([draw.integers(0, shape[1], PROBES) for draw in draws])
+    return probes, np.stack([draw.random(PROBES, np.float32) for draw in draws])
+
+
+def _candidates(row: int, windows: Tensor, first: int, window: Tensor, token: Tensor, component: Tensor) -> Candidates:
+    """What stands around these tokens of these windows (b, t, n), scored by their own value."""
+    length = windows.shape[1]
+    offsets = torch.arange(-BEFORE, AFTER + 1, device=windows.device)
+    around = token[:, None] + offsets
+    inside = (around >= 0) & (around < length)
+    values = windows[window[:, None], around.clamp(0, length - 1), component[:, None]].float() * inside
+    at, where = token.cpu().numpy(), window.cpu().numpy()
+    return Candidates(
+        rows=component.cpu().numpy() + row,
+        score=windows[window, token, component].float().cpu().numpy(),
+        position=first + where * length + at,
+        left=np.minimum(at, BEFORE).astype(np.uint8),
+        right=np.minimum(length - 1 - at, AFTER).astype(np.uint8),
+        values=values.cpu().numpy().astype(np.float16),
+    )
+
+
+# ---- to the file ---------------------------------------------------------------------------------------------------
+
+
+def write_contexts(
+    folder: Path | str,
+    collector: Collector,
+    ids: Ints,
+    source: Source,
+    tokenizer: Tokenizer,
+    *,
+    checkpoint_hash: str,
+    end_of_document: int | None,
+) -> store.Contexts:
+    """Put the contexts of a finished pass over the text `ids` into the folder, whole or not at all.
+
+    Raises `Unavailable` when the disk does not take the file.
+    """
+    meta, arrays = assemble_contexts(collector, ids, source, tokenizer, checkpoint_hash, end_of_document)
+    folder = Path(folder)
+    draft = folder / f".{store.FILE}.{secrets.token_hex(6)}"
+    try:
+        draft.write_bytes(serialise(arrays, metadata=store.metadata(meta)))
+        sync(draft)
+        os.replace(draft, folder / store.FILE)
+        sync(folder)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        reason = getattr(error, "strerror", None) or str(error)
+        raise Unavailable(f"The contexts cannot be written to {folder}: {reason}.") from None
+    return store.Contexts(meta, arrays)
+
+
+def assemble_contexts(
+    collector: Collector,
+    ids: Ints,
+    source: Source,
+    tokenizer: Tokenizer,
+    checkpoint_hash: str,
+    end_of_document: int | None,
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The header and the arrays of contexts.safetensors; see docs/names.md."""
+    documents = np.cumsum(ids == end_of_document) if end_of_document is not None else np.zeros(len(ids), np.int64)
+    chosen: dict[str, dict[str, NDArray[Any]]] = {}
+    needed = np.zeros(len(ids) + 1, bool)
+    for side in ("operand", "component"):
+        strongest = _different_documents(collector.best[side, "strongest"], documents)
+        drawn = collector.best[side, "random"]
+        parts = {
+            name: np.concatenate([strongest[name], getattr(drawn, name)], axis=1) for name in ("position", *_SHOWN)
+        }
+        chosen[side] = _cut(parts, ids, end_of_document)
+        start, length = chosen[side]["start"], chosen[side]["length"]
+        for offset in range(WIDTH):
+            needed[(start + offset)[length > offset]] = True
+    places = np.cumsum(needed) - 1
+    kinds: type[np.unsignedinteger[Any]] = np.uint16 if collector.config.vocab_size <= 1 << 16 else np.uint32
+    pool = ids[needed[:-1]].astype(kinds)
+    arrays: dict[str, NDArray[Any]] = {"pool": pool}
+    for side, part in chosen.items():
+        part["start"] = np.where(part["length"] > 0, places[part["start"]], 0).astype(np.uint32)
+        arrays |= {f"{side}.{name}": np.ascontiguousarray(array) for name, array in part.items()}
+    meta = {
+        "schema": store.SCHEMA,
+        "made_by": f"legible {__version__}",
+        "checkpoint": checkpoint_hash,
+        "source": source.to_json(),
+        "config": collector.config.to_json(),
+        "strongest": STRONGEST,
+        "random": RANDOM,
+        "width": WIDTH,
+        "tokens": {str(int(token)): tokenizer.display(int(token)) for token in np.unique(pool)},
+    }
+    return meta, arrays
+
+
+_SHOWN = ("left", "right", "values")
+
+
+def _different_documents(best: Best, documents: Ints) -> dict[str, NDArray[Any]]:
+    """The STRONGEST of each row's candidates: of different documents as far as there are enough, best first."""
+    of = np.where(best.position >= 0, documents[np.maximum(best.position, 0)], -1)
+    again = np.zeros(best.position.shape, bool)
+    for slot in range(1, best.slots):
+        again[:, slot] = (of[:, :slot] == of[:, slot, None]).any(axis=1)
+    order = np.lexsort((np.broadcast_to(np.arange(best.slots), again.shape), again), axis=1)[:, :STRONGEST]
+    order.sort(axis=1)
+    lines = np.arange(len(order))[:, None]
+    return {name: getattr(best, name)[lines, order] for name in ("position", *_SHOWN)}
+
+
+def _cut(parts: dict[str, NDArray[Any]], ids: Ints, end_of_document: int | None) -> dict[str, NDArray[Any]]:
+    """Windows as they are stored: cut at the ends of the document, values in steps of their largest."""
+    position, values = parts["position"], parts["values"].astype(np.float32)
+    left, right = parts["left"].astype(np.int64), parts["right"].astype(np.int64)
+    known = position >= 0
+    if end_of_document is not None:
+        # Not over an end before the position, and up to the end behind it.
+        ends = np.concatenate([ids == end_of_document, [False]])
+        open_left, open_right = known.copy(), known & ~ends[position]
+        more_left, more_right = np.zeros_like(left), np.zeros_like(right)
+        for step in range(1, BEFORE + 1):
+            open_left &= (step <= left) & ~ends[np.maximum(position - step, 0)]
+            more_left += open_left
+        for step in range(1, AFTER + 1):
+            open_right &= step <= right
+            more_right += open_right
+            open_right &= ~ends[np.minimum(position + step, len(ids))]
+        left, right = more_left, more_right
+    length = np.where(known, left + 1 + right, 0)
+    line, slot = np.indices(position.shape)
+    columns = np.arange(WIDTH)
+    shifted = values[line[..., None], slot[..., None], np.minimum(BEFORE - left[..., None] + columns, WIDTH - 1)]
+    shifted = np.where(columns < length[..., None], shifted, 0.0)
+    scale = np.maximum(np.abs(shifted).max(axis=2, initial=0.0), 1e-6)
+    bounded = scale <= 1.0
+    scale = np.where(bounded, 1.0, scale)
+    return {
+        "start": np.where(known, position - left, 0),
+        "length": length.astype(np.uint8),
+        "at": np.where(known, left, 0).astype(np.uint8),
+        "scale": scale.astype(np.float16),
+        "peak": np.where(known, values[..., BEFORE], 0.0).astype(np.float16),
+        "values": np.rint(shifted / scale[..., None] * store.STEPS).astype(np.int8),
+    }
