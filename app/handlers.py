@@ -5,6 +5,7 @@
 | read | request (`ReadingRequest.to_json`), slug, text | the explicit digest, position, target, ...; it is stored |
 | head | request, slug, layer, head | `Engine.head_detail` |
 | component | request, slug, component (its id) | `Engine.component_detail` |
+| why, values, patterns, similar | see `app.looking` | what each looks at closer |
 | scan | slug, corpus (a path on the worker's machine), optionally tokens, out | the figures; names are written |
 """
 
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
-from app import scanning
+from app import looking, scanning
 from app.catalogue import Catalogue
 from app.settings import Settings
 from app.worker import Context, Handler, Outcome
@@ -33,7 +34,13 @@ KEPT_ENGINES = 2
 def handlers(settings: Settings) -> Mapping[str, Handler]:
     """The handlers of one worker, sharing its engines."""
     engines = Engines(settings)
-    return {"read": engines.read, "head": engines.head, "component": engines.component, "scan": scanning.handle}
+    return {
+        "read": engines.read,
+        "head": engines.head,
+        "component": engines.component,
+        "scan": scanning.handle,
+        **looking.kinds(engines),
+    }
 
 
 class Engines:

@@ -66,6 +66,14 @@ class Urls:
         """Something below a reading: a panel, `delete`, `collect`, `csv`."""
         return self._url(("models", slug, "readings", digest, part), query)
 
+    def why(self, slug: str, digest: str, operand: object, *, at: int | None = None, **query: object) -> str:
+        """Why an operand of a stored prompt was on at a position, such as L5.p39.A at 11."""
+        return self._url(("models", slug, "readings", digest, "why", operand), {"at": at, **query})
+
+    def values(self, slug: str, digest: str | None = None, *parts: str, **query: object) -> str:
+        """Components over a text: the form, or a stored text by its digest."""
+        return self._url(("models", slug, "values", *(() if digest is None else (digest, *parts))), query)
+
     def jobs(self, **query: object) -> str:
         return self._url(("jobs",), query)
 

@@ -13,6 +13,7 @@ through one row: their pre-activation is ⟨row, LN(x)⟩ + bias. Everything els
 from __future__ import annotations
 
 import base64
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +23,20 @@ import numpy as np
 
 from legible_core.config import ModelConfig
 from legible_core.errors import Corrupt, LegibleError, NotFound
-from legible_core.units import Channel, Component, Floor, Head, HeadOperand, Operand, QuantifierOperand, Unit
+from legible_core.units import (
+    BOUNDED,
+    PLAIN_NAMES,
+    Channel,
+    Component,
+    Floor,
+    Head,
+    HeadOperand,
+    Operand,
+    QuantifierOperand,
+    Unit,
+)
 
 Sublayer: TypeAlias = Literal["attention", "feed_forward"]
-BOUNDED = ("intersection", "difference", "existential", "proportion", "sigmoid")
 
 
 @dataclass(frozen=True)
@@ -121,6 +132,22 @@ def read_of(config: ModelConfig, component: Component) -> Read:
     )
 
 
+def check_source(config: ModelConfig, read: Read, through: Component) -> Head | Unit:
+    """The head or unit `through` when it writes into what `read` reads, else `LegibleError` saying what does."""
+    check_component(config, through)
+    heads, units = read.upstream()
+    limit = heads if isinstance(through, Head) else units
+    if not isinstance(through, Head | Unit) or through.layer >= limit:
+        sources = [f"the {what} of layers 0 to {n - 1}" for what, n in (("heads", heads), ("units", units)) if n]
+        raise LegibleError(
+            f"{through} is not upstream of {read.id}; what is: "
+            f"{' and '.join(sources) if sources else 'the embeddings alone'}.",
+            code="bad_component",
+            status=404,
+        )
+    return through
+
+
 def opens(config: ModelConfig, component: Component) -> tuple[Component, ...]:
     """The parts that a component is made of, one step upstream; () where it reads the stream itself.
 
@@ -158,7 +185,7 @@ def measure(config: ModelConfig, component: Component) -> Measure:
         case Unit(_, unit):
             kind = config.feed_forward.kind(unit)
             bounded = kind in BOUNDED
-            return Measure(f"value of the {kind if bounded else _plain_name(kind)} unit", bounded, kind == "gelu")
+            return Measure(f"value of the {kind if bounded else PLAIN_NAMES[kind]} unit", bounded, kind == "gelu")
         case HeadOperand():
             return Measure("membership of the token, before attention gathers it", bounded=True)
     return Measure("membership of the token", bounded=True)
@@ -215,22 +242,31 @@ def windows(length: int, context: int, first: int = 0, last: int | None = None) 
 
 
 def pack_terms(heads: np.ndarray, units: np.ndarray) -> str:
-    """Terms (l, h) and (m, f) as text: base64 of zlib over little-endian float32, heads then units."""
-    flat = np.concatenate([heads.ravel(), units.ravel()]).astype("<f4")
-    return base64.b64encode(zlib.compress(flat.tobytes(), 6)).decode("ascii")
+    """Terms (l, h) and (m, f) as text, heads then units."""
+    return pack_rows(np.concatenate([heads.ravel(), units.ravel()]))
 
 
 def unpack_terms(text: str, heads: Sequence[int], units: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """What `pack_terms` packed, given both shapes; raises `Corrupt` when the text does not hold them."""
-    size = heads[0] * heads[1] + units[0] * units[1]
+    split = heads[0] * heads[1]
+    flat = unpack_rows(text, (split + units[0] * units[1],))
+    return flat[:split].reshape(heads[0], heads[1]), flat[split:].reshape(units[0], units[1])
+
+
+def pack_rows(values: np.ndarray) -> str:
+    """Numbers as text: base64 of zlib over little-endian float32."""
+    return base64.b64encode(zlib.compress(values.astype("<f4").tobytes(), 6)).decode("ascii")
+
+
+def unpack_rows(text: str, shape: tuple[int, ...]) -> np.ndarray:
+    """What `pack_rows` packed; raises `Corrupt` when the text does not hold that many numbers."""
     try:
-        flat = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True), bufsize=4 * size), "<f4")
+        flat = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<f4")
     except (ValueError, zlib.error):
         flat = np.zeros(0, "<f4")
-    if flat.size != size:
-        raise Corrupt("The stored terms of a sum do not have the shape that they claim; ask for the sum again.")
-    split = heads[0] * heads[1]
-    return flat[:split].reshape(heads[0], heads[1]), flat[split:].reshape(units[0], units[1])
+    if flat.size != math.prod(shape):
+        raise Corrupt("What is stored does not have the shape that it claims; ask for it again.")
+    return flat.reshape(shape)
 
 
 # ---- sentences -------------------------------------------------------------------------------------------------------
@@ -266,7 +302,3 @@ def _quantifiers_said(config: ModelConfig) -> str:
     if where.start == where.stop:
         return "this checkpoint has no quantifiers."
     return f"the quantifiers of a layer are units {where.start} to {where.stop - 1}."
-
-
-def _plain_name(kind: str) -> str:
-    return {"gelu": "GELU", "relu": "ReLU"}.get(kind, kind)

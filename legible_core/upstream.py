@@ -28,10 +28,10 @@ from legible_core.attribution import Attribution, optional
 from legible_core.axes import Float
 from legible_core.contributors import memberships
 from legible_core.details import gathered_by
-from legible_core.errors import Corrupt, LegibleError
+from legible_core.errors import Corrupt
 from legible_core.model import Transformer
 from legible_core.reading import Contributor, Dtype, ReadingRequest
-from legible_core.reads import Read, check_component, opens, pack_terms, read_of, recall
+from legible_core.reads import Read, check_source, opens, pack_terms, read_of, recall
 from legible_core.trace import Trace
 from legible_core.units import Component, Head, Unit, parse
 
@@ -173,16 +173,7 @@ def look_closer(
     engine: Engine, trace: Trace, position: int, read: Read, terms: Attribution, through: Component
 ) -> dict[str, Any]:
     """One source of the sum; for a head also its attention from `position` and what it gathered, token by token."""
-    heads_in, units_in = read.upstream()
-    limit = heads_in if isinstance(through, Head) else units_in
-    check_component(engine.config, through)
-    if not isinstance(through, Head | Unit) or through.layer >= limit:
-        raise LegibleError(
-            f"{through} is not upstream of {read.id}; its sources are the heads of layers below {heads_in} and the "
-            f"units of layers below {units_in}.",
-            code="bad_component",
-            status=404,
-        )
+    through = check_source(engine.config, read, through)
     sort, index = ("head", through.head) if isinstance(through, Head) else ("unit", through.unit)
     [row] = engine.describer.describe([(sort, through.layer, index)], trace, position, terms, 0, promoted=0)
     found = source(engine, trace, position, row)

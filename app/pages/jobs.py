@@ -158,6 +158,12 @@ def _subject(urls: Urls, job: Job) -> tuple[str, str | None]:
     payload: dict[str, Any] = job.payload
     slug = str(payload.get("slug", ""))
     asked = payload.get("request")
+    if job.kind == "why" and job.subject and isinstance(asked, dict):
+        operand, at = str(payload["operand"]), asked.get("position")
+        return f"why {operand} at token {at}", urls.why(slug, job.subject, operand, at=at)
+    if job.kind == "values" and job.subject:
+        components = ",".join(payload["components"])
+        return f"values of {components}", urls.values(slug, job.subject, components=components)
     if isinstance(asked, dict) and job.subject and slug:
         text = clipped(str(payload.get("text", "")), 48)
         component = payload.get("component")

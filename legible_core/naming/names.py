@@ -167,6 +167,32 @@ class Names:
         often: NDArray[np.bool_] = self._arrays["often"] != 0
         return often
 
+    @cached_property
+    def detect_lists(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(offsets, tokens): operand i, in the order of the arrays, lists tokens[offsets[i]:offsets[i + 1]]."""
+        return self._arrays["detect.offsets"].astype(np.int64), self._arrays["detect.tokens"].astype(np.int64)
+
+    def promote_places(self, component: Component) -> tuple[tuple[int, int], ...]:
+        """For each token of a component's promote list: its place among all whose list holds the token, and how many.
+
+        1 is the component that promotes the token most; equal weights share a place.
+        """
+        index = self._component_index(component)
+        order, sorted_tokens = self._by_token
+        tokens, weights = self._arrays["promote.tokens"][index], self._arrays["promote.weights"].ravel()
+        places = []
+        for token, weight in zip(tokens, self._arrays["promote.weights"][index], strict=True):
+            first, last = np.searchsorted(sorted_tokens, [token, int(token) + 1])
+            places.append((int((weights[order[first:last]] > weight).sum()) + 1, int(last - first)))
+        return tuple(places)
+
+    @cached_property
+    def _by_token(self) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        """The entries of all promote lists in the order of their tokens, and the tokens so ordered."""
+        flat = self._arrays["promote.tokens"].ravel()
+        order = np.argsort(flat, kind="stable")
+        return order, flat[order]
+
     # ---- the model as a whole ------------------------------------------------------------------------------------
 
     @property

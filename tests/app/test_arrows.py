@@ -25,8 +25,8 @@ CORE = """
     model
     adapters
     attribution legibility
-    naming
     reads
+    naming
     contributors details causal editing
     upstream values
     checkpoint
@@ -43,8 +43,8 @@ APP = """
     job_queries
     store jobs
     catalogue supervisor
-    services worker
-    scanning
+    services worker texts
+    scanning looking
     handlers
     figures
     pages
