@@ -3,52 +3,42 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import lzma
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from legible_core.errors import LegibleError, NotFound
+from legible_core.errors import LegibleError
+from legible_core.training.sources import END_OF_TEXT, Files, Fits, Piece, Source, documents
 
-END_OF_TEXT = "<|endoftext|>"
+__all__ = ["Corpus", "Order", "Progress", "documents", "tokenise", "train_tokenizer"]
+
+# Bytes read of the source, and its size (0 when not known).
 Progress = Callable[[int, int], None]
+# Characters that are tokenised at once, for each core: enough to keep it busy, and what bounds memory.
+BATCH = 1 << 18
 
 
-def documents(path: Path) -> Iterator[str]:
-    """Documents of a text file (plain or .xz), CRLF as LF; raises `LegibleError` when it is missing or not UTF-8."""
-    opener = lzma.open if path.suffix == ".xz" else open
-    lines: list[str] = []
-    try:
-        with opener(path, "rt", encoding="utf-8") as file:
-            for line in file:
-                if line.rstrip("\n") == END_OF_TEXT:
-                    text = "".join(lines).strip("\n")
-                    if text:
-                        yield text
-                    lines = []
-                else:
-                    lines.append(line)
-    except FileNotFoundError:
-        raise NotFound(f"There is no text at {path}; give a UTF-8 text file, plain or .xz.") from None
-    except UnicodeDecodeError:
-        raise LegibleError(f"{path} is not UTF-8 text; convert it first.", code="bad_corpus") from None
-    except (OSError, lzma.LZMAError, EOFError) as error:
-        raise LegibleError(f"{path} cannot be read ({error}); give a UTF-8 text file.", code="bad_corpus") from None
-    text = "".join(lines).strip("\n")
-    if text:
-        yield text
+@dataclass(frozen=True)
+class Corpus:
+    """Token ids of a text (uint16, or uint32 above 65,536 entries) on disk, and the SHA-256 of those ids."""
+
+    ids: np.ndarray
+    sha256: str
+    name: str
 
 
-def train_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
-    """A byte-level BPE tokenizer with `<|endoftext|>` as id 0, trained on a text file."""
+def train_tokenizer(source: Path | Source, vocab_size: int) -> Tokenizer:
+    """A byte-level BPE tokenizer with `<|endoftext|>` as id 0, trained on a text."""
+    source = Files(source) if isinstance(source, Path) else source
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -58,45 +48,143 @@ def train_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(documents(path), trainer)
+    seen = False
+
+    def texts() -> Iterator[str]:
+        nonlocal seen
+        # Cut where this pre-tokenizer cuts anyhow, so the counts are those of the whole documents.
+        for piece in source.pieces(_keeps_words(tokenizer)):
+            seen = True
+            yield piece.text
+
+    tokenizer.train_from_iterator(texts(), trainer)
+    if not seen:
+        raise _empty(source)
     return tokenizer
 
 
-def tokenise(path: Path, tokenizer: Tokenizer, cache: Path, progress: Progress | None = None) -> np.memmap:
+def tokenise(
+    source: Path | Source,
+    tokenizer: Tokenizer,
+    cache: Path,
+    progress: Progress | None = None,
+    *,
+    max_tokens: int | None = None,
+) -> Corpus:
     """Ids of a text, every document closed by `<|endoftext|>`, as a memory-mapped file kept in `cache`.
 
-    The cache is keyed by the file's size, time and name and by the tokenizer, and is written under another name until
-    it is whole. Returns uint16 ids (uint32 above 65,536 entries).
+    The cache is keyed by the source (a file by its size, time and name) and by the tokenizer; the file is written under
+    another name until it is whole. Documents longer than a piece are cut where that does not change their tokens, which
+    is checked for every cut. max_tokens: stop after this many. Raises `LegibleError` when there is no text.
     """
-    stat = path.stat() if path.exists() else None
-    if stat is None:
-        raise NotFound(f"There is no text at {path}; give a UTF-8 text file, plain or .xz.")
-    key = json.dumps([str(path.resolve()), stat.st_size, stat.st_mtime_ns, tokenizer.to_str()])
-    cache.mkdir(parents=True, exist_ok=True)
-    kind = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
-    target = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.ids"
+    source = Files(source) if isinstance(source, Path) else source
+    key = [*source.key, *([max_tokens] if max_tokens else []), tokenizer.to_str()]
+    target = cache / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.ids"
+    kind: Any = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
     if not target.exists():
-        end = tokenizer.token_to_id(END_OF_TEXT)
-        if end is None:
-            raise LegibleError(f"The tokenizer has no {END_OF_TEXT} token, which closes every document.")
+        cache.mkdir(parents=True, exist_ok=True)
         partial = target.with_suffix(".partial")
-        with partial.open("wb") as file:
-            done = 0
-            texts = documents(path)
-            # A few documents at a time: the tokenizer works on them in parallel, and memory stays bounded.
-            while batch := list(itertools.islice(texts, 16)):
-                for encoding in tokenizer.encode_batch(batch, add_special_tokens=False):
-                    np.asarray([*encoding.ids, end], dtype=kind).tofile(file)
-                done += sum(map(len, batch))
-                if progress is not None:
-                    progress(done, 0)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
-    if target.stat().st_size == 0:
-        target.unlink()
-        raise LegibleError(f"{path} holds no text.", code="bad_corpus")
-    return np.memmap(target, dtype=kind, mode="r")
+        try:
+            with partial.open("wb") as file:
+                _write(source, tokenizer, file, kind, progress, max_tokens)
+                if file.tell() == 0:
+                    raise _empty(source)
+                file.flush()
+                os.fsync(file.fileno())
+            target.with_suffix(".json").unlink(missing_ok=True)
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+    return Corpus(np.memmap(target, dtype=kind, mode="r"), _sha256(target), source.name)
+
+
+def _write(
+    source: Source, tokenizer: Tokenizer, file: BinaryIO, kind: Any, progress: Progress | None, limit: int | None
+) -> None:
+    """Read, tokenise and write, each batch's reading and writing while the library's threads work on the next."""
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    if end is None:
+        raise LegibleError(f"The tokenizer has no {END_OF_TEXT} token, which closes every document.")
+    total, written = source.total() if progress is not None else 0, 0
+
+    def encode(batch: list[Piece]) -> list[Encoding]:
+        return tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
+
+    def write(batch: list[Piece], encodings: list[Encoding]) -> bool:
+        nonlocal written
+        for piece, encoding in zip(batch, encodings, strict=True):
+            ids = np.asarray([*encoding.ids, end] if piece.ends else encoding.ids, dtype=kind)
+            ids = ids if limit is None else ids[: limit - written]
+            file.write(ids.tobytes())
+            written += len(ids)
+        if progress is not None:
+            progress(batch[-1].done, total)
+        return limit is None or written < limit
+
+    waiting: tuple[list[Piece], Future[list[Encoding]]] | None = None
+    with ThreadPoolExecutor(1) as pool:
+        for batch in _batches(source.pieces(_keeps_tokens(tokenizer))):
+            future = pool.submit(encode, batch)
+            if waiting is not None and not write(waiting[0], waiting[1].result()):
+                return
+            waiting = batch, future
+        if waiting is not None:
+            write(waiting[0], waiting[1].result())
+
+
+def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    size = BATCH * min(64, os.cpu_count() or 1)
+    batch: list[Piece] = []
+    held = 0
+    for piece in pieces:
+        batch.append(piece)
+        held += len(piece.text)
+        if held >= size:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
+
+
+def _keeps_tokens(tokenizer: Tokenizer) -> Fits:
+    def fits(left: str, right: str) -> bool:
+        whole, first, second = (
+            encoding.ids
+            for encoding in tokenizer.encode_batch_fast([left + right, left, right], add_special_tokens=False)
+        )
+        return bool(whole == first + second)
+
+    return fits
+
+
+def _keeps_words(tokenizer: Tokenizer) -> Fits:
+    def fits(left: str, right: str) -> bool:
+        split = tokenizer.pre_tokenizer.pre_tokenize_str
+        whole, first, second = ([word for word, _ in split(text)] for text in (left + right, left, right))
+        return bool(whole == first + second)
+
+    return fits
+
+
+def _sha256(target: Path) -> str:
+    """The hash of a file of ids; kept beside it, since hashing many gigabytes takes a while."""
+    kept, size = target.with_suffix(".json"), target.stat().st_size
+    try:
+        found = json.loads(kept.read_text(encoding="utf-8"))
+        if found["bytes"] == size and isinstance(found["sha256"], str):
+            return str(found["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    with target.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    draft = target.with_suffix(".json.partial")
+    draft.write_text(json.dumps({"sha256": digest, "bytes": size}) + "\n", encoding="utf-8")
+    draft.replace(kept)
+    return digest
+
+
+def _empty(source: Source) -> LegibleError:
+    return LegibleError(f"{source.name} holds no text.", code="bad_corpus")
 
 
 @dataclass(frozen=True)

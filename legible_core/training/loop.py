@@ -2,7 +2,11 @@
 
     RUN/recipe.json     what it does            RUN/log.jsonl     one line per step
     RUN/tokenizer.json  its tokenizer           RUN/state/        the last good state (weights, optimiser, guard)
+    RUN/telemetry.jsonl readings of the model   RUN/events.jsonl  spikes, and why the guard stopped it (telemetry.py)
+    RUN/sittings.jsonl  where each was made     RUN/snapshots/    weights kept on the way (snapshots.py)
     RUN/decay-<tokens>/ a decay branch, with the same files; its state/ holds the weights to ship
+
+Whose the folder is, is in folder.py. Of several processes (distributed.py) only the first writes.
 
 The rate warms up, stays constant to the recipe's end, and each decay branch takes it linearly to zero from the state it
 started at: one long run serves every size that ships.
@@ -10,11 +14,11 @@ started at: one long run serves every size that ships.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +30,19 @@ from legible_core.checkpoint import load
 from legible_core.errors import Conflict, LegibleError
 from legible_core.model import Transformer
 from legible_core.registry import Checkpoint
-from legible_core.training.data import Order, tokenise, train_tokenizer
+from legible_core.training.batches import Batches
+from legible_core.training.data import Order, Progress
+from legible_core.training.distributed import agree, any_of, first_alone, losing, rank, same_everywhere, share, world
+from legible_core.training.folder import check_owner, claim, find_corpus, find_tokenizer
 from legible_core.training.guard import Guard
 from legible_core.training.optimiser import Optimiser
 from legible_core.training.recipe import Recipe
 from legible_core.training.revive import revive
-from legible_core.training.state import read_state, write_state
-from legible_core.training.step import train_step
+from legible_core.training.snapshots import Snapshots
+from legible_core.training.sources import Files, Source
+from legible_core.training.state import append, cut_log, has_state, read_state, write_state
+from legible_core.training.step import Objective, Precision, over_processes, train_step
+from legible_core.training.telemetry import EVERY_STEPS, Telemetry
 
 
 class Diverged(LegibleError):
@@ -63,41 +73,56 @@ class Step:
 class Run:
     """A recipe, its data and its folder.
 
-    text: the training text. device: where to train. Raises `Conflict` when the folder belongs to another recipe.
+    text: the training text (`sources.find_source`, or a path). device: where to train; of several processes, each has
+    its own. precision, compiled: as `step.Objective` has them. Raises `Conflict` when the folder belongs to another
+    recipe, tokenizer or text.
     """
 
     def __init__(
         self,
         recipe: Recipe,
         folder: Path,
-        text: Path,
+        text: Path | Source,
         *,
         tokenizer: Path | None = None,
         cache: Path | None = None,
-        device: str = "cpu",
-        progress: Callable[[int, int], None] | None = None,
+        device: str | torch.device = "cpu",
+        progress: Progress | None = None,
+        telemetry_every: int = EVERY_STEPS,
+        precision: Precision = "float32",
+        compiled: bool = False,
     ) -> None:
         self.recipe, self.folder, self.device = recipe, folder, torch.device(device)
-        self._check_owner()
+        self.telemetry_every, self.precision, self.compiled = telemetry_every, precision, compiled
+        _check_share(recipe)
+        check_owner(folder, recipe)
         folder.mkdir(parents=True, exist_ok=True)
-        self.tokenizer = self._tokenizer(text, tokenizer)
-        if (size := self.tokenizer.get_vocab_size()) != recipe.data.vocab_size:
-            made = tokenizer is None and not (folder / "tokenizer.json").exists()
-            raise Conflict(
-                f"The tokenizer has {size} entries but the recipe's data.vocab_size is {recipe.data.vocab_size}; "
-                + (f"this text gives no more, so make that {size}." if made else "make them equal.")
-            )
-        ids = tokenise(text, self.tokenizer, cache or folder / "tokens", progress)
-        self.order = Order(ids, recipe.model.context, recipe.data.order_seed, recipe.data.held_out_tokens)
+        source = Files(text) if isinstance(text, Path) else text
+        self.tokenizer = find_tokenizer(folder, recipe, source, tokenizer)
+        corpus = find_corpus(folder, recipe, source, self.tokenizer, cache, progress)
+        self.order = Order(corpus.ids, recipe.model.context, recipe.data.order_seed, recipe.data.held_out_tokens)
         self.model = Transformer(recipe.model.config(recipe.data.vocab_size))
-        self._claim(tokenizer)
+        with first_alone() as first:
+            if first:
+                claim(folder, recipe, self.tokenizer, tokenizer, corpus)
 
-    def train(self, on_step: Callable[[Step], bool], *, save_seconds: float = 240.0) -> bool:
-        """The warm-up and constant part. `on_step` returns False to stop after saving; True when the end was reached.
+    def train(
+        self,
+        on_step: Callable[[Step], bool],
+        *,
+        save_seconds: float = 240.0,
+        steps: int | None = None,
+        snapshot_every: int | None = None,
+    ) -> bool:
+        """The warm-up and constant part, to step number `steps` of the run (default: the recipe's end).
 
-        Raises `Diverged` when the guard stops it.
+        `on_step` returns False to stop after saving; True when the end was reached. snapshot_every: tokens between two
+        snapshots besides the recipe's. Raises `Diverged` when the guard stops it, `ProcessLost` when another process
+        of the run ends.
         """
-        return self._go(self.folder, self.recipe.steps, on_step, save_seconds, decay_from=None)
+        last = self.recipe.steps if steps is None else steps
+        snapshots = Snapshots(self.recipe, self.folder, snapshot_every, last)
+        return self._go(self.folder, last, on_step, save_seconds, None, snapshots)
 
     def decay(self, on_step: Callable[[Step], bool], *, tokens: int | None = None, save_seconds: float = 240.0) -> Path:
         """Branch off the run's present state and take the rate to zero over `tokens`; the branch's folder.
@@ -113,9 +138,10 @@ class Run:
             raise LegibleError("This run has no state yet to decay from; train it first.")
         weights, optimiser, meta = loaded
         branch = self.folder / f"decay-{meta['step'] * size}"
-        if read_state(branch / "state") is None:
-            branch.mkdir(parents=True, exist_ok=True)
-            write_state(branch / "state", weights, optimiser, meta)
+        with first_alone() as first:
+            if first and not has_state(branch / "state"):
+                branch.mkdir(parents=True, exist_ok=True)
+                write_state(branch / "state", weights, optimiser, meta)
         if not self._go(branch, meta["step"] + steps, on_step, save_seconds, decay_from=meta["step"]):
             raise KeyboardInterrupt
         return branch
@@ -126,8 +152,11 @@ class Run:
         The optimiser starts anew, so the rate warms up again from that step. Does nothing when the run has a state.
         Raises `Conflict` when the checkpoint has another shape or tokenizer than the recipe.
         """
-        if read_state(self.folder / "state") is not None:
-            return
+        with first_alone() as first:
+            if first and not has_state(self.folder / "state"):
+                self._begin(checkpoint, tokens)
+
+    def _begin(self, checkpoint: Checkpoint, tokens: int) -> None:
         model = load(checkpoint)
         if model.config != self.model.config:
             raise Conflict(
@@ -174,7 +203,13 @@ class Run:
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _go(
-        self, folder: Path, last: int, on_step: Callable[[Step], bool], save_seconds: float, decay_from: int | None
+        self,
+        folder: Path,
+        last: int,
+        on_step: Callable[[Step], bool],
+        save_seconds: float,
+        decay_from: int | None,
+        snapshots: Snapshots | None = None,
     ) -> bool:
         recipe, size = self.recipe, self.recipe.schedule.batch_tokens
         model = self.model.to(self.device)
@@ -186,28 +221,46 @@ class Run:
             weights, buffers, meta = loaded
             begun = {key: meta[key] for key in ("warm_from", "begun_from") if key in meta}
             model.load_state_dict(weights)
-            optimiser.load_state({name: value.to(self.device) for name, value in buffers.items()})
+            optimiser.load_state({name: self._placed(name, value) for name, value in buffers.items()})
             guard.load(meta["guard"])
             step = meta["step"]
-        _cut_log(folder / "log.jsonl", step)
+        first = rank() == 0
+        if first:
+            for name in ("log.jsonl", "telemetry.jsonl", "events.jsonl"):
+                cut_log(folder / name, step)
+            if step < last:
+                append(folder / "sittings.jsonl", self._sitting(step))
+        telemetry = Telemetry(folder, model, self.telemetry_every)
 
         def save() -> None:
+            if not agree(model.parameters()):
+                raise Diverged(
+                    "Training stopped: the processes of this run no longer hold the same weights. The last good state "
+                    f"is kept in {folder / 'state'}; the same command goes on from there."
+                )
             meta = {"step": step, "tokens": step * size, "guard": guard.to_json(), "decay_from": decay_from}
             meta |= begun
-            write_state(folder / "state", dict(model.named_parameters()), optimiser.state(), meta)
+            if first:
+                write_state(folder / "state", dict(model.named_parameters()), optimiser.state(), meta)
 
         saved = time.monotonic()
-        with (folder / "log.jsonl").open("a", encoding="utf-8") as log:
+        with losing(folder), Batches(self._share, self.device) as batches:
+            objective = over_processes(Objective(model, recipe, self.precision, self.compiled))
+            if first and snapshots is not None and step == 0:
+                snapshots.after(step, model)
             while step < last:
                 started = time.monotonic()
                 if step * size in recipe.schedule.revive_tokens and decay_from is None:
                     self._revive(optimiser, step)
                 factor = _factor(recipe, step, decay_from, last, begun.get("warm_from", 0))
-                loss, pressure, norm = self._step(optimiser, step, factor)
+                batch = batches.take(step)
+                loss, pressure, norm = train_step(model, optimiser, recipe, batch, step * size, factor, objective)
                 reason = guard.observe(loss)
                 if reason is None and not math.isfinite(norm):
                     reason = f"the gradient of step {step} is not finite"
                 if reason is not None:
+                    if first:
+                        telemetry.event(step + 1, "diverged", reason)
                     raise Diverged(
                         f"Training stopped: {reason}. The last good state is kept in {folder / 'state'}; "
                         "lower the learning rates or the pressures and start again from it."
@@ -215,75 +268,67 @@ class Run:
                 step += 1
                 took = time.monotonic() - started
                 done = Step(step, last, step * size, loss, pressure, norm, factor, guard.perplexity, took)
-                log.write(json.dumps(done.to_json()) + "\n")
-                log.flush()
-                go_on = on_step(done)
+                if first:
+                    append(folder / "log.jsonl", done.to_json())
+                    telemetry.after(step, last, guard, partial(self._contexts, step - 1))
+                    if snapshots is not None:
+                        snapshots.after(step, model)
+                stop = any_of(not on_step(done))
                 # A state is replaced only by a healthy one, so that a divergence leaves what was good before it.
-                if not go_on or step == last or time.monotonic() - saved > save_seconds:
+                if stop or step == last or any_of(first and time.monotonic() - saved > save_seconds):
                     if guard.healthy:
                         save()
                     saved = time.monotonic()
-                if not go_on:
+                if stop:
                     return step == last
         return True
 
     def _revive(self, optimiser: Optimiser, step: int) -> None:
-        """Give dead operands a new start, judged on the next four steps' text; a run that resumes does the same."""
-        rows = self.recipe.schedule.batch_tokens // self.recipe.model.context
-        batches = [self.order.batch((step + i) * rows, rows)[:, :-1].to(self.device) for i in range(4)]
+        """Give dead operands a new start, judged on the next four steps' text; a run that resumes does the same.
+
+        Every process does it on the same text, and then takes the first one's outcome.
+        """
+        batches = [self._contexts(step + i)[:, :-1].to(self.device) for i in range(4)]
         counts = revive(self.model, optimiser, batches, torch.Generator().manual_seed(self.recipe.seed + step))
-        line = json.dumps({"number": step, "revived": counts})
-        _cut_log(self.folder / "revived.jsonl", step - 1)
-        with (self.folder / "revived.jsonl").open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        same_everywhere([*(p.data for p in self.model.parameters()), *optimiser.state().values()])
+        if rank() == 0:
+            cut_log(self.folder / "revived.jsonl", step - 1)
+            append(self.folder / "revived.jsonl", {"number": step, "revived": counts})
 
-    def _step(self, optimiser: Optimiser, step: int, factor: float) -> tuple[float, float, float]:
-        """The loss, the penalty and the gradient's norm before the clip of step number `step`."""
-        size = self.recipe.schedule.batch_tokens
-        rows = size // self.recipe.model.context
-        batch = self.order.batch(step * rows, rows).to(self.device)
-        return train_step(self.model, optimiser, self.recipe, batch, step * size, factor)
+    def _contexts(self, step: int, count: int | None = None) -> Tensor:
+        """The contexts of step number `step`, or the first `count` of them, each with the token that follows it."""
+        rows = self.recipe.schedule.batch_tokens // self.recipe.model.context
+        return self.order.batch(step * rows, min(rows, count or rows))
 
-    def _check_owner(self) -> None:
-        """Refuse a folder that holds another recipe's run; a run's length may be changed later, nothing else."""
-        path = self.folder / "recipe.json"
-        if not path.exists():
-            return
-        mine = json.loads(json.dumps(self.recipe.to_json()))
-        try:
-            theirs = json.loads(path.read_text(encoding="utf-8"))
-            for data in (mine, theirs):
-                for name in ("tokens", "decay_tokens"):
-                    data["schedule"].pop(name, None)
-                data.pop("note", None)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise Conflict(f"{path} is not what a run writes; give --out another folder.") from None
-        if mine != theirs:
-            raise Conflict(f"{self.folder} holds a run of another recipe; give --out another folder.")
+    def _share(self, step: int) -> Tensor:
+        """What this process takes of a step's contexts."""
+        schedule = self.recipe.schedule
+        micro = (schedule.micro_batch_tokens or schedule.batch_tokens) // self.recipe.model.context
+        return share(self._contexts(step), micro)
 
-    def _claim(self, tokenizer: Path | None) -> None:
-        """Mark the folder as this recipe's. Only after every check, so that a recipe that was refused can be mended."""
-        own = self.folder / "tokenizer.json"
-        if not own.exists() and tokenizer is not None:
-            own.write_bytes(tokenizer.read_bytes())
-        elif not own.exists():
-            self.tokenizer.save(str(own))
-        text = json.dumps(self.recipe.to_json(), indent=1) + "\n"
-        (self.folder / "recipe.json").write_text(text, encoding="utf-8")
+    def _placed(self, name: str, value: Tensor) -> Tensor:
+        """A buffer where the optimiser has it: on the device, but AdamW counts its steps on the host."""
+        return value if name.startswith("adam.step.") else value.to(self.device)
 
-    def _tokenizer(self, text: Path, given: Path | None) -> Tokenizer:
-        """The run's own where it has one, else the given one, else one trained on the text."""
-        own = self.folder / "tokenizer.json"
-        path = own if own.exists() else given
-        if path is not None:
-            try:
-                return Tokenizer.from_file(str(path))
-            except Exception as error:  # the library raises nothing narrower
-                raise LegibleError(
-                    f"The tokenizer {path} cannot be used: {error}.", code="bad_tokenizer",
-                    hint="Give a tokenizer.json that the tokenizers library wrote.",
-                ) from None  # fmt: skip
-        return train_tokenizer(text, self.recipe.data.vocab_size)
+    def _sitting(self, step: int) -> dict[str, Any]:
+        """Where and how the steps from here on are made; another place may differ in the last bits."""
+        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
+        return {
+            "number": step, "device": device, "processes": world(), "precision": self.precision,
+            "compiled": self.compiled, "threads": torch.get_num_threads(), "torch": torch.__version__,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }  # fmt: skip
+
+
+def _check_share(recipe: Recipe) -> None:
+    """Every process must get the same number of a micro-batch's contexts."""
+    micro = (recipe.schedule.micro_batch_tokens or recipe.schedule.batch_tokens) // recipe.model.context
+    if micro % world():
+        raise LegibleError(
+            f"A micro-batch of {micro} contexts cannot be shared equally by {world()} processes; give "
+            "schedule.micro_batch_tokens (or batch_tokens) a multiple of context times processes.",
+            code="bad_options",
+        )
 
 
 def _factor(recipe: Recipe, step: int, decay_from: int | None, last: int, warm_from: int = 0) -> float:
@@ -293,16 +338,3 @@ def _factor(recipe: Recipe, step: int, decay_from: int | None, last: int, warm_f
     warmup = recipe.schedule.warmup_tokens // recipe.schedule.batch_tokens
     return min(1.0, (step - warm_from + 1) / (warmup + 1))
 
-
-def _cut_log(path: Path, step: int) -> None:
-    """Drop the lines that a killed run logged after its last saved state, so that every step stands there once."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            if json.loads(line)["number"] <= step:
-                kept.append(line)
-        except (ValueError, KeyError):
-            continue
-    path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from legible_core.errors import Corrupt, Unavailable
+from legible_core.replace import sync
 
 
 def write_state(folder: Path, weights: dict[str, Tensor], optimiser: dict[str, Tensor], meta: dict[str, Any]) -> None:
@@ -22,19 +23,29 @@ def write_state(folder: Path, weights: dict[str, Tensor], optimiser: dict[str, T
     fresh = folder.with_name(folder.name + ".new")
     old = folder.with_name(folder.name + ".old")
     shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    save_file({name: value.detach().contiguous() for name, value in weights.items()}, fresh / "model.safetensors")
-    save_file({name: value.detach().contiguous() for name, value in optimiser.items()}, fresh / "optimiser.safetensors")
-    (fresh / "state.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
-    for path in fresh.iterdir():
-        _sync(path)
-    _sync(fresh)
+    try:
+        fresh.mkdir(parents=True)
+        for file, tensors in (("model", weights), ("optimiser", optimiser)):
+            whole = {name: value.detach().contiguous() for name, value in tensors.items()}
+            save_file(whole, fresh / f"{file}.safetensors")
+        (fresh / "state.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+        for path in fresh.iterdir():
+            sync(path)
+        sync(fresh)
+    except (OSError, SafetensorError):
+        shutil.rmtree(fresh, ignore_errors=True)  # on a full disk the half of a state would hold the room
+        raise
     if folder.exists():  # else a crash left only the old one, which stays until the new one has its name
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
     fresh.rename(folder)
-    _sync(folder.parent)
+    sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def has_state(folder: Path) -> bool:
+    """Whether a run was saved there, whole."""
+    return folder.exists() or folder.with_name(folder.name + ".old").exists()
 
 
 def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]] | None:
@@ -69,9 +80,35 @@ def writing(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a small file whole or not at all: a process killed in the middle leaves what was there."""
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_bytes(data)
+    sync(draft)
+    draft.replace(path)
+
+
+def append(path: Path, line: dict[str, Any]) -> None:
+    """Add one line of JSON to a log."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def cut_log(path: Path, step: int) -> None:
+    """Drop the lines that a killed run logged after its last saved state, so that every step stands there once.
+
+    The file is cut in one step, never written anew, so no moment of it is without the lines before.
+    """
+    if not path.exists():
+        return
+    kept = 0
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                if not line.endswith(b"\n") or json.loads(line)["number"] > step:
+                    break
+            except (ValueError, KeyError, TypeError):
+                break
+            kept += len(line)
+    if kept < path.stat().st_size:
+        os.truncate(path, kept)

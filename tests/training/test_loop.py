@@ -121,7 +121,7 @@ def test_accumulation_is_the_whole_batch(tmp_path: Path, text: Path) -> None:
 def test_runs_that_share_a_seed_share_the_data(tmp_path: Path, text: Path) -> None:
     other = replace(
         RECIPE,
-        model=replace(RECIPE.model, value="linear", gelu_fraction=1.0),
+        model=replace(RECIPE.model, value="linear", gelu_fraction=1.0, quantifier_fraction=0.0),
         attention_pressure=Pressure(),
         feed_forward_pressure=Pressure(),
         seed=7,
@@ -187,7 +187,8 @@ def test_no_pickle_and_no_half_state(tmp_path: Path, text: Path) -> None:
     run.train(lambda step: step.number < 3)
     names = {path.name for path in (tmp_path / "a").rglob("*") if path.is_file()}
     assert names == {
-        *("recipe.json", "tokenizer.json", "log.jsonl", "model.safetensors", "optimiser.safetensors", "state.json")
+        *("recipe.json", "tokenizer.json", "corpus.json", "log.jsonl", "sittings.jsonl"),
+        *("model.safetensors", "optimiser.safetensors", "state.json"),
     }
     # A crash between the two renames leaves the old state, which is found.
     state = tmp_path / "a" / "state"

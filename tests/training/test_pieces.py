@@ -244,11 +244,11 @@ def test_text_to_ids(tmp_path: Path) -> None:
     assert list(documents(plain)) == list(documents(packed)) == ["One line.\n\nAnother — line.", "Second document"]
     tokenizer = train_tokenizer(plain, 270)
     assert tokenizer.token_to_id("<|endoftext|>") == 0
-    ids = tokenise(plain, tokenizer, tmp_path / "cache")
+    ids = tokenise(plain, tokenizer, tmp_path / "cache").ids
     assert tokenizer.decode(ids[: list(ids).index(0)].tolist()) == "One line.\n\nAnother — line."
     assert list(ids).count(0) == 2
     assert ids[-1] == 0
-    assert list(ids) == list(tokenise(plain, Tokenizer.from_str(tokenizer.to_str()), tmp_path / "cache"))
+    assert list(ids) == list(tokenise(plain, Tokenizer.from_str(tokenizer.to_str()), tmp_path / "cache").ids)
 
 
 def test_bad_text_is_one_sentence(tmp_path: Path) -> None:
