@@ -45,10 +45,11 @@ def revive(
 ) -> dict[str, int]:
     """Redraw the rows of operands that are CONSTANT over the batches, in place; how many by surface.
 
-    batches: ids (b, t). Dead A or m at 0: a new row, and write columns near zero (they wrote nothing before). Dead B: a
-    new row, and both columns of the pair become what the pair wrote. A or m that is constant elsewhere carries a
-    constant that the model may need, and is left, unless rows come from the data and the pair hardly writes. The
-    optimiser forgets the momentum of what was redrawn. With rows from the data, operands constant between the rails count as dead too.
+    batches: ids (b, t). Dead A, m or sigmoid unit at 0: a new row, and write columns near zero (they wrote nothing).
+    Dead B: a new row, and both columns of the pair become what the pair wrote. What is constant elsewhere and no B
+    carries a constant that the model may need, and is left, unless rows come from the data and the pair hardly writes.
+    With rows from the data, operands constant between the rails count as dead too. The optimiser forgets the momentum
+    of what was redrawn.
     """
     states, values = _observe(model, batches)
     counts = {"attention": 0, "feed_forward": 0}
@@ -72,10 +73,13 @@ def revive(
                 context, 1, (f"{name}.feed_forward.pair_a", pairs), (f"{name}.feed_forward.pair_b", pairs),
                 f"{name}.feed_forward.down", pairs, pairs + layout.n_pairs, *banks[:2],
             )  # fmt: skip
-        if layout.n_quantifiers:
-            off = (banks[-1].dead(rows) & (banks[-1].mean < RAIL)).nonzero()[:, 0]
-            context.redraw_rows(1, f"{name}.feed_forward.quantifier", off)
-            context.redraw_columns(f"{name}.feed_forward.down", off + layout.quantifiers.start)
+        # Operands that feed one unit each: the quantifiers' m, and sigmoid units, which are their own.
+        singles = [("quantifier", layout.quantifiers.start)] if layout.n_quantifiers else []
+        singles += [(layout.activation, layout.plain.start)] if layout.n_bounded > layout.n_named else []
+        for (matrix, start), bank in zip(singles, banks[2 if layout.n_pairs else 0 :], strict=True):
+            off = (bank.dead(rows) & (bank.mean < RAIL)).nonzero()[:, 0]
+            context.redraw_rows(1, f"{name}.feed_forward.{matrix}", off)
+            context.redraw_columns(f"{name}.feed_forward.down", off + start)
             counts["feed_forward"] += len(off)
     return counts
 

@@ -121,3 +121,25 @@ def test_rows_from_the_data_keep_the_function_of_a_b_that_is_constant_between_th
     assert torch.equal(model.layers[1].feed_forward.pair_b[2:], kept)
     with torch.no_grad():
         assert (model(ids) - logits).abs().mean() < 0.01 * logits.std()
+
+
+@pytest.mark.parametrize("rho", [1.0, 0.5])
+def test_dead_sigmoid_units_live_again(monkeypatch: pytest.MonkeyPatch, rho: float) -> None:
+    config = tiny_config("membership", rho=rho, activation="sigmoid")
+    model = tiny_model(ModelConfig(**{**vars(config), "norm_bias": True}))
+    layer, start = model.layers[1], config.feed_forward.plain.start
+    with torch.no_grad():
+        assert layer.feed_forward_norm.bias is not None
+        layer.feed_forward_norm.bias.fill_(1.0)
+        layer.feed_forward.sigmoid[3] = -3.0
+    ids = random_ids(32, batch=8)
+    before = model.layers[1].feed_forward.down.detach().clone()
+    optimiser = Optimiser(model, OptimiserRecipe())
+    counts = revive(model, optimiser, [ids], torch.Generator().manual_seed(0))
+    assert counts["feed_forward"] >= 1
+    seen = Observed()
+    with torch.no_grad():
+        model.residual(ids, observed=seen)
+    assert seen.feed_forward_operands[1][-1].double().var((0, 1))[3] > 1e-4
+    changed = (model.layers[1].feed_forward.down != before).any(0).nonzero()[:, 0].tolist()
+    assert start + 3 in changed
