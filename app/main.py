@@ -66,7 +66,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 def _error_page(request: Request, error: LegibleError) -> str:
     template = view.environment().get_template("error.html")
-    return template.render(urls=urls_for(request), here=view.here(request), error=error)
+    return template.render(urls=urls_for(request), here=view.here(request), shown=view.shown(request), error=error)
 
 
 def _page_modules(name: str) -> list[Any]:

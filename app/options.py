@@ -45,7 +45,7 @@ def _option(name: str) -> Any:
     field = Settings.model_fields[name]
     kinds: dict[Any, Any] = {int: int, float: float, Path: Path}
     kind: Any = kinds.get(field.annotation, str)
-    if name == "allowed_hosts":
+    if name in ("allowed_hosts", "runs"):
         kind = list[str]
     shown = not field.default_factory and field.default not in (None, "", ())
     default = f" [default: {field.default}]" if shown else ""

@@ -32,6 +32,9 @@ class Settings(BaseSettings):
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), description="Further host names under which browsers may reach it, such as a proxy's."
     )
+    runs: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="Folders of training runs to show besides those that `legible train` made known."
+    )
     token: SecretStr | None = Field(
         default=None, description="Access token; made and printed when the host is not loopback and none is given."
     )
@@ -53,7 +56,7 @@ class Settings(BaseSettings):
             raise ValueError("starts with a slash, for example /legible")
         return value
 
-    @field_validator("allowed_hosts", mode="before")
+    @field_validator("allowed_hosts", "runs", mode="before")
     @classmethod
     def _names(cls, value: object) -> object:
         """In a variable: names divided by commas."""

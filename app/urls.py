@@ -84,6 +84,16 @@ class Urls:
         """`cancel`, `retry` or `state` (what a waiting page polls)."""
         return self._url(("jobs", job_id, part), {})
 
+    def runs(self) -> str:
+        return self._url(("runs",), {})
+
+    def run(self, name: str) -> str:
+        return self._url(("runs", name), {})
+
+    def run_part(self, name: str, part: str, **query: object) -> str:
+        """`now` and `layers` (what a run's page polls) or `csv`."""
+        return self._url(("runs", name, part), query)
+
     def static(self, name: str) -> str:
         """A static file; the query holds its content hash, so that it may be cached for ever."""
         return self._url(("static", *name.split("/")), {"v": _content_hash(name)})

@@ -68,7 +68,14 @@ def page(request: Request, template: str, context: Context, status: int = 200) -
 def html(request: Request, template: str, context: Context) -> str:
     """The page as text: the context's fields, the address builder and the current path."""
     fields = {field.name: getattr(context, field.name) for field in dataclasses.fields(context)}  # type: ignore[arg-type]
-    return environment().get_template(template).render(urls=urls_for(request), here=here(request), **fields)
+    made = environment().get_template(template)
+    return made.render(urls=urls_for(request), here=here(request), shown=shown(request), **fields)
+
+
+def shown(request: Request) -> frozenset[str]:
+    """The parts of the navigation that are there only when they lead somewhere: `runs`."""
+    runs = getattr(request.app.state, "runs", None)
+    return frozenset({"runs"} if runs is not None and runs.any() else ())
 
 
 def here(request: Request) -> str:

@@ -118,7 +118,8 @@ def forward_read(model: Transformer, rows: Iterable[Int[Tensor, " t"]]) -> dict[
     `tokens` read; `residual_rms` of the stream that enters the final norm. Per layer: `attention` and `feed_forward`,
     the operands' `channels`, `saturated` (within 0.02 of a rail), `crisp`, `on` (section 4.1, pooled over tokens and
     channels) and `constant` (share of channels whose variance on these tokens is below 0.003), None where there are no
-    operands; `write`, the mean norm of what each head adds to the residual; `write_ratio`, conventional : bounded.
+    operands; `bounded_heads`, how many, the first ones; `write`, the mean norm of what each head adds to the residual;
+    `write_ratio`, conventional : bounded.
     """
     device = model.token_embedding.device
     config = model.config
@@ -141,6 +142,7 @@ def forward_read(model: Transformer, rows: Iterable[Int[Tensor, " t"]]) -> dict[
         {
             "attention": banks[index][0].summary(),
             "feed_forward": banks[index][1].summary(),
+            "bounded_heads": config.attention.n_special[index],
             "write": _numbers(mean := writes[index] / max(1, tokens)),
             "write_ratio": _ratio(mean, config.attention.n_special[index]),
         }

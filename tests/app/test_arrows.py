@@ -35,7 +35,7 @@ CORE = """
     pipeline
 """
 APP = """
-    paths settings errors_text filesystem tables
+    paths settings errors_text filesystem tables runs
     options urls
     errors
     security database
@@ -54,7 +54,7 @@ APP = """
 """
 TORCH_FREE = """
     errors display folder memory units tokens token_service config interventions reading registry naming.names reads
-    naming.lexicon naming.columns legibility
+    naming.lexicon naming.columns legibility training.history
 """
 
 

@@ -1,0 +1,276 @@
+"""What a run has written so far, read from its folder as it grows; imports no torch.
+
+    history = History(folder)
+    history.refresh()        # reads only what was added since; a log that was cut is read anew
+    history.log.loss         # columns, one entry a step
+    history.readings         # telemetry: `number` and, by layer and figure, a column
+    history.events           # spikes, revivals, sittings, the divergence
+
+A folder from elsewhere may hold anything: a line that is not what a run writes is passed over, and a file over
+`MAX_BYTES` is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from legible_core.errors import NotFound, TooLarge
+
+MAX_BYTES = 512 << 20
+MAX_LINE = 1 << 20
+MAX_LAYERS = 256
+MAX_EVENTS = 20_000
+# What is kept of a log's line and of a layer's reading.
+COLUMNS = ("number", "tokens", "loss", "pressure", "gradient_norm", "factor", "perplexity", "seconds")
+SURFACE = ("saturated", "crisp", "on", "constant")
+HALF_LIFE = ("median", "min", "max", "latches")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened at a step: `spike`, `diverged`, `revived` or `sitting` (a process took the run up)."""
+
+    number: int
+    event: str
+    text: str
+
+
+@dataclass
+class Log:
+    """log.jsonl by column; a value that is no number is NaN."""
+
+    columns: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in COLUMNS})
+    last: int = 0
+
+    def __len__(self) -> int:
+        return len(self.columns["number"])
+
+    def __getitem__(self, name: str) -> array[float]:
+        return self.columns[name]
+
+    def take(self, line: dict[str, Any]) -> None:
+        if not isinstance(line.get("number"), int) or not isinstance(line.get("loss"), int | float):
+            return
+        for name, column in self.columns.items():
+            column.append(_number(line.get(name)))
+        if isinstance(line.get("last"), int):
+            self.last = line["last"]
+
+
+@dataclass
+class Readings:
+    """telemetry.jsonl by column: `number`, `residual_rms`, `gain_norm`, and per layer (layer, figure).
+
+    Figures of a layer: attention.saturated, …, feed_forward.constant, write.bounded, write.conventional (means over
+    heads), write_ratio, columns.bounded, columns.conventional, columns_ratio, half_life.median, …. NaN is "none".
+    """
+
+    number: array[float] = field(default_factory=lambda: array("d"))
+    model: dict[str, array[float]] = field(
+        default_factory=lambda: {"residual_rms": array("d"), "gain_norm": array("d"), "tokens": array("d")}
+    )
+    layers: list[dict[str, array[float]]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    def take(self, line: dict[str, Any]) -> None:
+        layers = line.get("layers")
+        if not isinstance(line.get("number"), int) or not isinstance(layers, list) or len(layers) > MAX_LAYERS:
+            return
+        found = [layer_figures(layer) for layer in layers if isinstance(layer, dict)]
+        if not self.layers:
+            self.layers = [{name: array("d") for name in each} for each in found]
+        if len(found) != len(self.layers):
+            return
+        self.number.append(line["number"])
+        for name, column in self.model.items():
+            column.append(_number(line.get(name)))
+        for columns, each in zip(self.layers, found, strict=True):
+            for name, column in columns.items():
+                column.append(each[name])
+
+    def has(self, name: str) -> bool:
+        """Whether any layer has a number for this figure."""
+        return any(not math.isnan(value) for layer in self.layers for value in layer[name])
+
+
+def layer_figures(layer: dict[str, Any]) -> dict[str, float]:
+    """The figures of one layer of a reading by their dotted names; NaN where it has none."""
+    found: dict[str, float] = {}
+    for surface in ("attention", "feed_forward"):
+        each = _object(layer.get(surface))
+        found |= {f"{surface}.{name}": _number(each.get(name)) for name in SURFACE}
+    lives = _object(layer.get("half_life"))
+    found |= {f"half_life.{name}": _number(lives.get(name)) for name in HALF_LIFE}
+    bounded = layer.get("bounded_heads")
+    for name in ("write", "columns"):
+        heads = layer.get(name)
+        values = [_number(value) for value in heads] if isinstance(heads, list) else []
+        split = bounded if isinstance(bounded, int) and 0 <= bounded <= len(values) else len(values)
+        found[f"{name}.bounded"], found[f"{name}.conventional"] = _mean(values[:split]), _mean(values[split:])
+        found[f"{name}_ratio"] = _number(layer.get(f"{name}_ratio"))
+    return found
+
+
+class Follower:
+    """Reads a file of JSON lines as it grows and gives each new one to `take`; `reset` forgets what was given."""
+
+    def __init__(self, path: Path, take: Callable[[dict[str, Any]], None], reset: Callable[[], None]) -> None:
+        self.path, self.take, self.reset = path, take, reset
+        self.offset = 0
+        self.tail = b""  # the last bytes read: where others stand there now, the file was cut and written on
+        self.mark = (0, 0)  # its size and the time of its last change
+
+    def refresh(self) -> None:
+        """Raises `TooLarge` for a file that no run of sensible length writes."""
+        try:
+            status = self.path.stat()
+            if (status.st_size, status.st_mtime_ns) == self.mark:
+                return
+            if status.st_size > MAX_BYTES:
+                raise TooLarge(
+                    f"{self.path.name} has {status.st_size:,} bytes; a run's page reads at most {MAX_BYTES:,}."
+                )
+            with self.path.open("rb") as file:
+                file.seek(self.offset - len(self.tail))
+                if status.st_size < self.offset or file.read(len(self.tail)) != self.tail:
+                    self._again(file)
+                self._read(file)
+            self.mark = (status.st_size, status.st_mtime_ns)
+        except OSError:  # not there, or not any more
+            if self.offset or self.mark != (0, 0):
+                self.offset, self.tail, self.mark = 0, b"", (0, 0)
+                self.reset()
+
+    def _again(self, file: Any) -> None:
+        self.offset, self.tail = 0, b""
+        self.reset()
+        file.seek(0)
+
+    def _read(self, file: Any) -> None:
+        while True:
+            line = file.readline(MAX_LINE + 1)
+            if not line.endswith(b"\n"):
+                if len(line) <= MAX_LINE:
+                    return  # what is being written now is read next time
+                continue  # no line of a run is so long
+            self.offset = file.tell()
+            self.tail = line[-64:]
+            try:
+                data = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(data, dict):
+                self.take(data)
+
+
+class History:
+    """One folder's log, telemetry and events. Not safe to refresh from two threads at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log, self.readings = Log(), Readings()
+        self._events: dict[str, list[Event]] = {"events": [], "revived": [], "sittings": []}
+        self._followers = [
+            Follower(folder / "log.jsonl", lambda line: self.log.take(line), self._forget_log),
+            Follower(folder / "telemetry.jsonl", lambda line: self.readings.take(line), self._forget_readings),
+            *(self._of_events(name) for name in self._events),
+        ]
+
+    @property
+    def events(self) -> list[Event]:
+        """In the order of their steps."""
+        return sorted((event for kind in self._events.values() for event in kind), key=lambda event: event.number)
+
+    @property
+    def marks(self) -> tuple[tuple[int, int], ...]:
+        """Changes whenever a file did: size and time of each."""
+        return tuple(follower.mark for follower in self._followers)
+
+    def refresh(self) -> None:
+        for follower in self._followers:
+            follower.refresh()
+
+    @property
+    def changed_at(self) -> float | None:
+        """When the log's last line was written, in seconds since 1970; None before the first."""
+        return self._followers[0].mark[1] / 1e9 if len(self.log) else None
+
+    def _forget_log(self) -> None:
+        self.log = Log()
+
+    def _forget_readings(self) -> None:
+        self.readings = Readings()
+
+    def _of_events(self, name: str) -> Follower:
+        found = self._events[name]
+
+        def take(line: dict[str, Any]) -> None:
+            event = _EVENTS[name](line) if isinstance(line.get("number"), int) else None
+            if event is not None and len(found) < MAX_EVENTS:
+                found.append(event)
+
+        return Follower(self.folder / f"{name}.jsonl", take, found.clear)
+
+
+def read_recipe(folder: Path) -> dict[str, Any]:
+    """A run's recipe.json as it stands there; raises `NotFound` when the folder holds no run."""
+    path = folder / "recipe.json"
+    try:
+        if path.stat().st_size > MAX_LINE:
+            raise ValueError
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(data["model"], dict) or not isinstance(data["schedule"], dict):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise NotFound(
+            f"There is no run in {folder}: it has no recipe.json that `legible train` wrote, or is gone.",
+            code="no_run",
+        ) from None
+    found: dict[str, Any] = data
+    return found
+
+
+def _noted(line: dict[str, Any]) -> Event | None:
+    kind, text = line.get("event"), line.get("text")
+    if kind not in ("spike", "diverged") or not isinstance(text, str):
+        return None
+    return Event(line["number"], kind, text[:1000])
+
+
+def _revived(line: dict[str, Any]) -> Event | None:
+    counts = _object(line.get("revived"))
+    parts = [f"{n} of the {name.replace('_', '-')}" for name, n in counts.items() if isinstance(n, int)][:4]
+    return Event(line["number"], "revived", f"new start for operands: {', '.join(parts)}") if parts else None
+
+
+def _sitting(line: dict[str, Any]) -> Event | None:
+    words = [str(line[key])[:40] for key in ("device", "precision", "time") if isinstance(line.get(key), str)]
+    return Event(line["number"], "sitting", f"taken up on {', '.join(words)}" if words else "taken up")
+
+
+_EVENTS: dict[str, Callable[[dict[str, Any]], Event | None]] = {
+    "events": _noted, "revived": _revived, "sittings": _sitting,
+}  # fmt: skip
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.nan
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
