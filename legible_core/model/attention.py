@@ -7,6 +7,7 @@ value changes, per head: linear V = XW_v; membership V = σ(XW_v) (eq. 1); Boole
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from legible_core.config import ModelConfig
-from legible_core.model.linear import linear, matrix
+from legible_core.model.linear import linear, linears, matrix
+from legible_core.model.set_operators import boolean_values
 
 
 @dataclass
@@ -62,8 +64,10 @@ class Attention(nn.Module):
         x: the normalised residual stream in the compute dtype.
         Operands: () for linear heads, (V,) for membership heads, (A, B) for Boolean ones, each (b, t, n_special, ·).
         """
-        q, k = self._split(linear(self, "query", x)), self._split(linear(self, "key", x))
-        values, operands, bounded = self.values(x)
+        names = ["query", "key", *self._value_names()]
+        queries, keys, *rows = linears(self, names, x)
+        q, k = self._split(queries), self._split(keys)
+        values, operands, bounded = self._values(rows)
         v = values.transpose(1, 2)
         mask, causal = None, True
         if cache is not None:
@@ -78,25 +82,35 @@ class Attention(nn.Module):
 
     def values(self, x: Float[Tensor, "*s d"]) -> tuple[Float[Tensor, "*s h dh"], tuple[Tensor, ...], Tensor | None]:
         """The values of all heads (bounded ones first), the bounded heads' operands, and their combined values."""
-        parts: list[Tensor] = []
-        operands = self.operands(x)
-        bounded = combine(operands)
-        if bounded is not None:
-            parts.append(bounded)
-        if self.n_special < self.n_heads:
-            rest = linear(self, "linear_values", x)
-            parts.append(rest.unflatten(-1, (self.n_heads - self.n_special, self.d_head)))
-        return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)), operands, bounded
+        return self._values(linears(self, self._value_names(), x))
 
     def operands(self, x: Float[Tensor, "*s d"]) -> tuple[Tensor, ...]:
         """σ of the bounded rows: (V,) for membership heads, (A, B) for Boolean ones, () without bounded heads."""
         if not self.n_special:
             return ()
         memberships = torch.sigmoid(linear(self, "bounded_values", x)).unflatten(-1, (self.n_special, self.d_head))
-        if self.value == "membership":
-            return (memberships,)
-        half = self.d_head // 2
-        return (memberships[..., :half], memberships[..., half:])
+        return (memberships,) if self.value == "membership" else memberships.chunk(2, -1)
+
+    def _value_names(self) -> list[str]:
+        names = ["bounded_values"] if self.n_special else []
+        return [*names, "linear_values"] if self.n_special < self.n_heads else names
+
+    def _values(self, rows: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
+        """As `values`, from the rows·x of `_value_names`."""
+        parts = [part.unflatten(-1, (-1, self.d_head)) for part in rows]
+        operands: tuple[Tensor, ...] = ()
+        bounded: Tensor | None = None
+        if self.n_special and self.value == "membership":
+            bounded = torch.sigmoid(parts[0])
+            operands = (bounded,)
+        elif self.n_special and torch.compiler.is_compiling():
+            operands = torch.sigmoid(parts[0]).chunk(2, -1)
+            bounded = combine(operands)
+        elif self.n_special:
+            bounded, operands = boolean_values(parts[0])
+        if bounded is not None:
+            parts[0] = bounded
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)), operands, bounded
 
     def pattern_row(self, x: Float[Tensor, "t d"], head: int, position: int) -> Float[Tensor, " s"]:
         """Attention weights of one head from one position to positions 0..position, recomputed in float32."""
@@ -113,10 +127,8 @@ class Attention(nn.Module):
         return x.unflatten(-1, (self.n_heads, self.d_head)).transpose(1, 2)
 
 
-def combine(operands: tuple[Tensor, ...]) -> Tensor | None:
-    """The bounded value from its operands: V itself (eq. 1), or [A⊙B ; A⊙(1-B)] (eq. 2); None without operands."""
-    if not operands:
-        return None
+def combine(operands: tuple[Tensor, ...]) -> Tensor:
+    """The bounded value from its operands, plainly: V itself (eq. 1), or [A⊙B ; A⊙(1-B)] (eq. 2)."""
     if len(operands) == 1:
         return operands[0]
     a, b = operands

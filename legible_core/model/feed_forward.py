@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from legible_core.config import ModelConfig
 from legible_core.model.activations import FUNCTIONS
-from legible_core.model.linear import linear, matrix
+from legible_core.model.linear import linear, linears, matrix
 from legible_core.model.quantifiers import QuantifierState, quantify
+from legible_core.model.set_operators import hidden_units
 
 # A quantifier starts sticky: λ = 0.98, a half-life of 34 tokens.
 STICKY = 0.98
@@ -58,6 +59,18 @@ class FeedForward(nn.Module):
 
         x: the normalised residual stream in the compute dtype; the hidden vector has its dtype.
         """
+        layout = self.layout
+        if not layout.n_named or layout.activation != "gelu" or torch.compiler.is_compiling():
+            return self.plainly(x, state)
+        names = (["pair_a", "pair_b"] if layout.n_pairs else []) + (["quantifier"] if layout.n_quantifiers else [])
+        names += ["gelu"] if layout.n_plain else []
+        reads = dict(zip(names, linears(self, names, x), strict=True))
+        return hidden_units(layout, self.decay, state, reads)
+
+    def plainly(
+        self, x: Float[Tensor, "b t d"], state: QuantifierState | None = None
+    ) -> tuple[Float[Tensor, "b t f"], tuple[Tensor, ...], QuantifierState | None]:
+        """The same operation by operation: for every design, for a compiler that fuses by itself, and as the test."""
         parts: list[Tensor] = []
         operands = self.operands(x)
         after = None

@@ -117,7 +117,9 @@ def pressure_loss(observed: Observed, attention: Pressure, feed_forward: Pressur
             crispness = pressure.strength("crispness", layer, tokens)
             if not count or not (sparsity or crispness):
                 continue
-            for value in values:
+            # Operands that stand in one tensor are pressed in one operation.
+            joint = getattr(values, "joint", None)
+            for value in values if joint is None else (joint,):
                 term = _Penalty.apply(value, sparsity / count, crispness / count, pressure.floor_at(tokens))
                 total = term if total is None else total + term
     return total
@@ -131,26 +133,34 @@ class _Penalty(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, value: Tensor, sparsity: float, crispness: float, floor: float) -> Tensor:  # type: ignore[no-untyped-def]
-        total = value.float().sum((0, 1))
-        squares = value.float().square().sum((0, 1))
         pressed: Tensor | None = None
         if floor > 0:
+            total = value.sum((0, 1), dtype=torch.float32)
             mean = total / (value.shape[0] * value.shape[1])
             pressed = ((mean >= floor) & (mean <= 1 - floor)).to(value.dtype)
-            total, squares = total * pressed, squares * pressed
+            total = (total * pressed).sum()
+            squares = (value.float().square().sum((0, 1)) * pressed).sum() if crispness else 0.0
+        else:
+            total = value.sum(dtype=torch.float32)
+            squares = _square_sum(value) if crispness else 0.0
         ctx.save_for_backward(value, pressed)
         ctx.strengths = (sparsity, crispness)
-        return (sparsity + crispness) * total.sum() - crispness * squares.sum()
+        return (sparsity + crispness) * total - crispness * squares
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
         value, pressed = ctx.saved_tensors
         sparsity, crispness = ctx.strengths
-        slope = value * (-2.0 * crispness)
-        slope += sparsity + crispness
-        if pressed is not None:
-            slope *= pressed
-        return slope.mul_(grad.to(slope.dtype)), None, None, None
+        # One number per channel, of which the mask is a factor, so that one pass makes the whole gradient.
+        base = grad.to(value.dtype).expand(value.shape[2:]) if pressed is None else pressed * grad
+        slope = torch.addcmul(base * (sparsity + crispness), base * (-2.0 * crispness), value)
+        return slope, None, None, None
+
+
+def _square_sum(value: Tensor) -> Tensor:
+    if value.dtype == torch.float32 and value.is_contiguous():
+        return torch.dot(value.view(-1), value.view(-1))
+    return value.float().square().sum()
 
 
 def _as_tuple(value: Strength) -> tuple[float, ...]:

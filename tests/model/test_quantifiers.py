@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legible_core.model.quantifiers import QuantifierState, half_life, linear_scan, quantify
+from legible_core.model.quantifiers import QuantifierState, half_life, quantify
 
 
 def by_steps(m: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
@@ -82,11 +82,24 @@ def test_memory_is_linear_in_time() -> None:
                 largest = max(largest, out.numel())
             return out
 
-    a = torch.rand(1, length, 4, requires_grad=True)
-    b = torch.rand(1, length, 4, requires_grad=True)
+    m = torch.rand(2, length, 4, requires_grad=True)
+    decay = torch.rand(4, requires_grad=True)
     with Watch():
-        linear_scan(a, b).sum().backward()
-    assert largest == length * 4
+        quantify(m, decay)[0].sum().backward()
+    assert largest == 2 * length * 4
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 8, 13])
+@pytest.mark.parametrize("carried", [False, True])
+def test_gradient_is_that_of_finite_differences(length: int, carried: bool) -> None:
+    generator = torch.Generator().manual_seed(length)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+    m, decay = draw(2, length, 6).requires_grad_(), draw(6).requires_grad_()
+    state = QuantifierState(draw(2, 3), draw(2, 3), draw(1, 3).expand(2, 3)) if carried else None
+    assert torch.autograd.gradcheck(lambda m, decay: quantify(m, decay, state)[0], (m, decay))
 
 
 def test_stays_in_the_unit_interval() -> None:

@@ -1,0 +1,153 @@
+"""What is fused for training against the same written operation by operation: values and gradients."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import designs, random_ids, tiny_config, tiny_model
+from torch import Tensor
+
+from legible_core.config import FeedForward, ModelConfig
+from legible_core.model import Observed, Transformer
+from legible_core.model.attention import combine
+from legible_core.model.linear import linear, linears
+from legible_core.model.quantifiers import QuantifierState
+from legible_core.model.set_operators import Operands, boolean_values, hidden_units
+
+LAYOUTS = [
+    FeedForward(24, 0.5, 0.5),
+    FeedForward(24, 0.5, 0.0),
+    FeedForward(24, 0.5, 1.0),
+    FeedForward(24, 0.0, 0.25),
+    FeedForward(24, 0.0, 0.0),
+]
+
+
+def reads_of(layout: FeedForward, length: int, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    widths = {
+        "pair_a": layout.n_pairs, "pair_b": layout.n_pairs, "quantifier": layout.n_quantifiers, "gelu": layout.n_plain
+    }  # fmt: skip
+    return {
+        name: torch.randn(2, length, width, generator=generator, dtype=torch.float64).requires_grad_()
+        for name, width in widths.items()
+        if width
+    }
+
+
+@pytest.mark.parametrize("carried", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_hidden_units_have_the_gradient_of_finite_differences(layout: FeedForward, carried: bool) -> None:
+    """Of the hidden vector and of the memberships, which the pressures look at, alone and together."""
+    reads = reads_of(layout, 3)
+    decay = torch.rand(layout.n_quantifiers, dtype=torch.float64).requires_grad_()
+    state = None
+    if carried and layout.n_quantifiers:
+        half = torch.rand(2, layout.n_existential, dtype=torch.float64)
+        state = QuantifierState(half, half + 1, half[:1].expand(2, -1) + 2)
+
+    def run(decay: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+        hidden, operands, _ = hidden_units(layout, decay, state, dict(zip(reads, parts, strict=True)))
+        assert [operand.shape[-1] for operand in operands] == [
+            part.shape[-1] for name, part in zip(reads, parts, strict=True) if name != "gelu"
+        ]
+        return hidden, operands.joint  # type: ignore[attr-defined]
+
+    inputs = (decay, *reads.values())
+    assert torch.autograd.gradcheck(run, inputs)
+    assert torch.autograd.gradcheck(lambda *given: run(*given)[0], inputs)
+    # λ and the GELU rows have no part in the memberships.
+    bounded = [part for name, part in reads.items() if name != "gelu"]
+    rest = [reads["gelu"]] if "gelu" in reads else []
+    assert torch.autograd.gradcheck(lambda *parts: run(decay, *parts, *rest)[1], bounded)
+
+
+@pytest.mark.parametrize("pick", [slice(0, 2), slice(0, 1), slice(1, 2)])
+def test_boolean_values_have_the_gradient_of_finite_differences(pick: slice) -> None:
+    rows = torch.randn(2, 3, 2, 4, dtype=torch.float64, requires_grad=True)
+
+    def run(rows: Tensor) -> Any:
+        values, operands = boolean_values(rows)
+        return (values, operands.joint)[pick]
+
+    assert torch.autograd.gradcheck(run, (rows,))
+    values, operands = boolean_values(rows)
+    assert torch.allclose(values, combine(torch.sigmoid(rows).chunk(2, -1)))
+    assert [operand.shape for operand in operands] == [(2, 3, 2, 2)] * 2
+
+
+def gradients(model: Transformer, dtype: torch.dtype = torch.float32) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits and every parameter's gradient under a loss that reaches every output and every operand."""
+    model.to_compute(dtype)
+    model.zero_grad()
+    observed = Observed()
+    logits = model(random_ids(12, batch=2), observed=observed)
+    loss = logits.square().mean()
+    for operands in (*observed.attention_operands, *observed.feed_forward_operands):
+        for operand in [operands.joint] if isinstance(operands, Operands) else operands:
+            loss = loss + 0.02 * (operand.float() * (1.3 - operand.float())).sum()
+    loss.backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return logits.detach(), {name: grad.float() for name, grad in found.items() if grad is not None}
+
+
+@pytest.mark.parametrize("config", designs())
+def test_the_fused_model_is_the_plain_model(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(config)
+    fused, by_fused = gradients(model)
+    # What a compiler is given is the plain formulation.
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    plain, by_plain = gradients(model)
+    assert torch.allclose(fused, plain, atol=1e-5)
+    assert by_fused.keys() == by_plain.keys() == dict(model.named_parameters()).keys()
+    for name, grad in by_plain.items():
+        assert torch.allclose(by_fused[name], grad, rtol=1e-4, atol=2e-6), name
+
+
+def test_the_fused_model_is_as_good_as_the_plain_one_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each against float32: a fused step rounds less often than the plain one, not more."""
+    config = tiny_config(biased=True)
+    exact, by_exact = gradients(tiny_model(config))
+    fused, by_fused = gradients(tiny_model(config), torch.bfloat16)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    plain, by_plain = gradients(tiny_model(config), torch.bfloat16)
+    assert (fused - exact).norm() < 1.2 * (plain - exact).norm()
+    assert (fused - exact).norm() < 0.03 * exact.norm()
+    for name, grad in by_exact.items():
+        allowed = max(1.5 * (by_plain[name] - grad).norm(), 0.02 * grad.norm())
+        assert (by_fused[name] - grad).norm() < allowed, name
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_linears_are_linear_one_by_one(biased: bool) -> None:
+    layer = tiny_model(tiny_config(biased=biased, special=(2, 2, 2))).layers[0].attention
+    names = ["query", "bounded_values", "linear_values"]
+    x = torch.randn(2, 5, 24, requires_grad=True)
+    # An output that nothing uses gives no gradient and hinders none.
+    for used, autocast in itertools.product([(0, 1, 2), (0, 2), (1,)], [False, True]):
+        found = []
+        for read in (linears, lambda module, names, x: [linear(module, name, x) for name in names]):
+            layer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                outputs = read(layer, names, x)
+            total = sum(outputs[index].float().sin().sum() for index in used)
+            assert isinstance(total, Tensor)
+            weights = [getattr(layer, names[index]) for index in used]
+            biases = [getattr(layer, f"{names[index]}_bias") for index in used] if biased else []
+            found.append([*outputs, *torch.autograd.grad(total, [x, *weights, *biases])])
+        for mine, theirs in zip(*found, strict=True):
+            assert mine.dtype == theirs.dtype
+            assert torch.allclose(mine, theirs, rtol=0.05 if autocast else 1e-5, atol=0.05 if autocast else 1e-5)
+
+
+def test_autocast_trains_the_whole_model() -> None:
+    model = tiny_model(tiny_config(biased=True))
+    exact, by_exact = gradients(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast, by_cast = gradients(model)
+    assert (cast - exact).norm() < 0.05 * exact.norm()
+    for name, grad in by_exact.items():
+        assert (by_cast[name] - grad).norm() < 0.1 * grad.norm() + 2e-3, name
