@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -20,6 +21,7 @@ from legible_core.config import Attention, FeedForward, ModelConfig
 from legible_core.folder import Card
 from legible_core.registry import LEGIBILITY, check_weights, expected_tensors, open_checkpoint
 from legible_core.token_service import TokenizerService
+from legible_core.units import ACTIVATIONS
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
 Array = NDArray[np.float64]
@@ -30,11 +32,13 @@ def blocks(language: str) -> list[str]:
 
 
 def test_every_tensor_is_described_and_no_other() -> None:
-    everything = ModelConfig(
-        1, 8, 4, 4, 11, Attention("boolean", (2,)), FeedForward(20, 0.3, 0.5),
-        norm_bias=True, linear_bias=True, tied=False, unembedding_bias=True,
-    )  # fmt: skip
-    bare = {re.sub(r"\d+", "{l}", name, count=1) for name, _ in expected_tensors(everything)}
+    bare = set()
+    for activation in ACTIVATIONS:
+        everything = ModelConfig(
+            1, 8, 4, 4, 11, Attention("boolean", (2,)), FeedForward(20, 0.3, 0.5, activation),
+            norm_bias=True, linear_bias=True, tied=False, unembedding_bias=True,
+        )  # fmt: skip
+        bare |= {re.sub(r"\d+", "{l}", name, count=1) for name, _ in expected_tensors(everything)}
     table = set(re.findall(r"^\| `([a-z_{}.]+)` \| \(", DOCUMENT, re.MULTILINE))
     biases = {name for name in bare if name.endswith("_bias") and name != "unembedding_bias"}
     assert table == bare - biases - {name for name in bare if name.endswith(".bias")}
@@ -49,7 +53,8 @@ def test_every_field_of_the_config_is_described() -> None:
     config = ModelConfig.from_json(json.loads(text))
     fields = config.to_json()
     names = {name for name in fields if name not in ("attention", "feed_forward")}
-    names |= {f"{part}.{name}" for part in ("attention", "feed_forward") for name in fields[part]}
+    parts = {"attention": Attention, "feed_forward": FeedForward}
+    names |= {f"{part}.{field.name}" for part, made in parts.items() for field in dataclasses.fields(made)}
     section = DOCUMENT[DOCUMENT.index("## config.json") : DOCUMENT.index("## Tensors")]
     rows = re.findall(r"^\| (`[^|]+`) \|", section, re.MULTILINE)
     assert {name for row in rows for name in re.findall(r"`([\w.]+)`", row)} == names
