@@ -6,6 +6,7 @@
 | head | request, slug, layer, head | `Engine.head_detail` |
 | component | request, slug, component (its id) | `Engine.component_detail` |
 | why, values, patterns, similar | see `app.looking` | what each looks at closer |
+| index | slug, checkpoint (its hash) | its names are searchable |
 | scan | slug, corpus (a path on the worker's machine), optionally tokens, out | the figures; names are written |
 """
 
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
-from app import looking, scanning
+from app import indexing, looking, scanning
 from app.catalogue import Catalogue
+from app.names_index import NamesIndex
 from app.settings import Settings
 from app.worker import Context, Handler, Outcome
 from legible_core.errors import Unavailable
@@ -38,9 +40,17 @@ def handlers(settings: Settings) -> Mapping[str, Handler]:
         "read": engines.read,
         "head": engines.head,
         "component": engines.component,
-        "scan": scanning.handle,
+        "scan": _scan,
+        indexing.KIND: indexing.handle,
         **looking.kinds(engines),
     }
+
+
+def _scan(context: Context) -> Outcome:
+    """A scan, whose names can be searched as soon as they are indexed."""
+    outcome = scanning.handle(context)
+    indexing.look(context.worker.queue, NamesIndex(context.store.database), Catalogue(context.store).checkpoints())
+    return outcome
 
 
 class Engines:

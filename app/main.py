@@ -9,12 +9,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 import app.pages as pages
 from app import errors
+from app.indexing import look_soon
 from app.pages import view
 from app.paths import static_dir
 from app.security import Guard
@@ -42,7 +44,9 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with Supervisor(settings, services.queue):
+            looking = look_soon(services.queue, services.catalogue)
             yield
+            await run_in_threadpool(looking.join)
         services.close()
 
     app = FastAPI(

@@ -253,11 +253,11 @@ class NameComponentRow(Base):
 
     __tablename__ = "name_components"
     __table_args__ = (
-        Index("ix_name_components_component", "component", "index_id"),
-        Index("ix_name_components_a", "a", "index_id", "kind"),
-        Index("ix_name_components_b", "b", "index_id", "kind"),
-        Index("ix_name_components_promotes", "promotes", "index_id", "kind"),
-        Index("ix_name_components_kind", "kind", "index_id", "half_life"),
+        Index("ix_name_components_component", "component", "index_id", "place"),
+        Index("ix_name_components_a", "a", "index_id", "place"),
+        Index("ix_name_components_b", "b", "index_id", "place"),
+        Index("ix_name_components_promotes", "promotes", "index_id", "place"),
+        Index("ix_name_components_kind", "kind", "half_life", "index_id", "place"),
         _NO_ROWID,
     )
 
@@ -280,12 +280,12 @@ class NameComponentRow(Base):
 
 
 class NameOperandRow(Base):
-    """An operand by its label; `page` is the unit or head that it belongs to."""
+    """An operand by its label; `page` is the unit or head that it belongs to, `score` its agreement, −1: undefined."""
 
     __tablename__ = "name_operands"
     __table_args__ = (
-        Index("ix_name_operands_operand", "operand", "index_id"),
-        Index("ix_name_operands_label", "label", "index_id"),
+        Index("ix_name_operands_operand", "operand", "index_id", "place"),
+        Index("ix_name_operands_label", "label", "score", "index_id", "place"),
         _NO_ROWID,
     )
 
@@ -298,4 +298,4 @@ class NameOperandRow(Base):
     shown: Mapped[str] = mapped_column(Text)
     cls: Mapped[str] = mapped_column(String(12))
     on_share: Mapped[float] = mapped_column(Double)
-    agreement: Mapped[float | None] = mapped_column(Double)
+    score: Mapped[float] = mapped_column(Double)

@@ -31,11 +31,13 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("index_id", "place", name="pk_name_components"),
         sqlite_with_rowid=False,
     )
-    op.create_index("ix_name_components_a", "name_components", ["a", "index_id", "kind"], unique=False)
-    op.create_index("ix_name_components_b", "name_components", ["b", "index_id", "kind"], unique=False)
-    op.create_index("ix_name_components_component", "name_components", ["component", "index_id"], unique=False)
-    op.create_index("ix_name_components_kind", "name_components", ["kind", "index_id", "half_life"], unique=False)
-    op.create_index("ix_name_components_promotes", "name_components", ["promotes", "index_id", "kind"], unique=False)
+    op.create_index("ix_name_components_a", "name_components", ["a", "index_id", "place"], unique=False)
+    op.create_index("ix_name_components_b", "name_components", ["b", "index_id", "place"], unique=False)
+    op.create_index("ix_name_components_component", "name_components", ["component", "index_id", "place"], unique=False)
+    op.create_index(
+        "ix_name_components_kind", "name_components", ["kind", "half_life", "index_id", "place"], unique=False
+    )
+    op.create_index("ix_name_components_promotes", "name_components", ["promotes", "index_id", "place"], unique=False)
     op.create_table(
         "name_entries",
         sa.Column("index_id", sa.Integer(), autoincrement=False, nullable=False),
@@ -59,12 +61,12 @@ def upgrade() -> None:
         sa.Column("shown", sa.Text(), nullable=False),
         sa.Column("cls", sa.String(length=12), nullable=False),
         sa.Column("on_share", sa.Double(), nullable=False),
-        sa.Column("agreement", sa.Double(), nullable=True),
+        sa.Column("score", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("index_id", "place", name="pk_name_operands"),
         sqlite_with_rowid=False,
     )
-    op.create_index("ix_name_operands_label", "name_operands", ["label", "index_id"], unique=False)
-    op.create_index("ix_name_operands_operand", "name_operands", ["operand", "index_id"], unique=False)
+    op.create_index("ix_name_operands_label", "name_operands", ["label", "score", "index_id", "place"], unique=False)
+    op.create_index("ix_name_operands_operand", "name_operands", ["operand", "index_id", "place"], unique=False)
     op.create_table(
         "name_tokens",
         sa.Column("index_id", sa.Integer(), autoincrement=False, nullable=False),

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Each line may import itself and what stands above it.
 CORE = """
-    errors display replace memory axes folder
+    errors display figures replace memory axes folder
     units
     tokens token_service
     config
@@ -38,12 +38,13 @@ APP = """
     paths settings errors_text filesystem tables runs
     options urls
     errors
-    security database
-    wake job_types store_types
+    security database search_text
+    wake job_types store_types search_query names_index
     job_queries
-    store jobs
+    store jobs search
     catalogue supervisor
     services worker texts
+    indexing
     scanning looking
     handlers
     figures
@@ -54,7 +55,7 @@ APP = """
 """
 TORCH_FREE = """
     errors display folder memory units tokens token_service config interventions reading registry naming.names reads
-    naming.lexicon naming.columns legibility training.history
+    naming.lexicon naming.columns naming.contexts naming.places figures legibility training.history
 """
 
 
