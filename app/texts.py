@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from sqlalchemy import select
+
 from app.database import Database
+from app.job_types import COLUMNS, Job, job_of
 from app.store_types import pack_ids
-from app.tables import PromptRow, clock
+from app.tables import JobRow, PromptRow, clock
 from legible_core.reading import SCHEMA, digest
 
 
@@ -47,3 +50,10 @@ def put_text(
 
             connection.execute(insert_postgres(PromptRow).values(values).on_conflict_do_nothing())
     return made
+
+
+def newest_jobs(database: Database, keys: Sequence[str]) -> dict[str, Job]:
+    """The newest job of each key, whatever its state; one query, however long the text is."""
+    query = select(*COLUMNS).where(JobRow.key.in_(keys)).order_by(JobRow.id)
+    with database.read() as connection:
+        return {row.key: job_of(row) for row in connection.execute(query)}

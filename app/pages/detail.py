@@ -9,8 +9,8 @@ from typing import Any
 from app.figures import attention_levels
 from app.jobs import Job
 from app.pages.formula import Piece, formula
-from app.pages.named import channel_piece, names_of
-from app.pages.panel import KIND_NAMES, Look, Panel, PanelOperand, component_panel, promoted
+from app.pages.named import channel_piece, names_of, pair_piece
+from app.pages.panel import KIND_NAMES, Gathering, Look, Panel, PanelOperand, Why, component_panel, promoted
 from app.pages.reading_view import Chosen, contributor_formula
 from app.services import Services
 from app.urls import Urls
@@ -23,6 +23,7 @@ from legible_core.units import BOUNDED, GLYPHS, Head, Unit, parse
 LOOKS = 10
 CHANNELS = 6
 GATHERED = 2
+OPENED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +51,35 @@ def panel_for(
     """
     summary = reading.summary
     top = {c.id: c for c in summary.top}
+
+    def why(operand: str, at: int) -> str:
+        return urls.why(slug, summary.digest, operand, at=at)
+
+    def why_here(operand: str) -> str:
+        return why(operand, summary.position)
+
     if chosen.component is None:
         units = [c for c in summary.top if c.kind != "head"]
         strongest = next((c for c in units if c.kind in BOUNDED), units[0] if units else None)
         if strongest is None:
             return PanelChoice(None)
-        return PanelChoice(component_panel(strongest, urls.unit(slug, strongest.id)))
+        return PanelChoice(component_panel(strongest, urls.unit(slug, strongest.id), why=why_here))
     component = check_component(chosen.component, summary)
     href = urls.head(slug, component) if isinstance(component, Head) else urls.unit(slug, component)
     known = top.get(str(component))
     if known is not None and isinstance(component, Unit):
-        return PanelChoice(component_panel(known, href))
+        return PanelChoice(component_panel(known, href, why=why_here))
     base = _base(reading, component, known, href, checkpoint)
     if checkpoint is None:
         message = "Its checkpoint is not here any more, so only what the reading holds is shown."
         return PanelChoice(replace(base, message=message))
     job = detail_job(services, summary, str(component), slug=slug, text=text)
     if job.state == "done" and job.result is not None:
-        return _from_result(job.result, href, summary, names_of(checkpoint)[0])
+        if job.result["kind"] != "head":
+            return PanelChoice(component_panel(Contributor.model_validate(job.result), href, why=why_here))
+        displays = [token.display for token in summary.tokens]
+        panel = head_panel(job.result, href, displays, names_of(checkpoint)[0], why)
+        return PanelChoice(panel, tuple(attention_levels([float(weight) for weight in job.result["pattern"]])))
     if job.active or job.state == "done":
         poll = urls.reading(slug, summary.digest, **chosen.query())
         return PanelChoice(replace(base, message=state_of(services, job), poll=poll), final=False)
@@ -129,21 +141,20 @@ def _base(
     return Panel(id=str(component), kind=kind, href=href, glyph=GLYPHS[kind], kind_name=KIND_NAMES[kind], value=value)
 
 
-def _from_result(result: dict[str, Any], href: str, summary: Summary, names: Names | None) -> PanelChoice:
-    if result["kind"] != "head":
-        contributor = Contributor.model_validate(result)
-        return PanelChoice(component_panel(contributor, href))
-    pattern = [float(weight) for weight in result["pattern"]]
+def head_panel(
+    result: dict[str, Any], href: str, displays: Sequence[str], names: Names | None, why: Why | None = None
+) -> Panel:
+    """The panel of a head from what the worker found: its strongest channels, where it looks, what it finds there."""
     channels = result["channels"]
-    looks, _ = findings(result, [token.display for token in summary.tokens], names)
-    promotes = tuple(Promoted.model_validate(p) for p in result["promotes"][:10])
+    looks, _ = findings(result, displays, names, why)
+    promotes = tuple(Promoted.model_validate(p) for p in result.get("promotes", ())[:10])
     operands = tuple(
         PanelOperand(c["id"], channel_piece(names, c["id"]), float(c["activation"]), float(c["value"]), ())
         for c in channels[:CHANNELS]
     )
     # As in the table: the leading channel stands for the head.
     lead = operands[0].name if operands else Piece("attention head")
-    panel = Panel(
+    return Panel(
         id=result["id"],
         kind="head",
         href=href,
@@ -151,7 +162,7 @@ def _from_result(result: dict[str, Any], href: str, summary: Summary, names: Nam
         kind_name=f"attention head, {result['operation']} value",
         value=float(result["value"]),
         formula=(lead, *([Piece("…")] if len(channels) > 1 else []), *formula("", (), promotes, None)[1:]),
-        target_rank=result["target_rank"],
+        target_rank=result.get("target_rank"),
         operands_title="Strongest channels",
         operands=operands,
         with_terms=True,
@@ -159,7 +170,6 @@ def _from_result(result: dict[str, Any], href: str, summary: Summary, names: Nam
         looks=looks,
         gathers=any(look.found for look in looks),
     )
-    return PanelChoice(panel, tuple(attention_levels(pattern)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +184,12 @@ class Finding:
 
 
 def findings(
-    result: dict[str, Any], displays: Sequence[str], names: Names | None
+    result: dict[str, Any], displays: Sequence[str], names: Names | None, why: Why | None = None
 ) -> tuple[tuple[Look, ...], tuple[Finding, ...]]:
-    """Where a head looks (the most attended tokens), and what its strongest channels find there."""
+    """Where a head looks (the most attended tokens), and what its strongest channels find there.
+
+    `why` gives the address that says why an operand was on at an attended token.
+    """
     pattern, terms = result["pattern"], result["terms"]
     order = sorted(range(len(pattern)), key=lambda index: -pattern[index])[:LOOKS]
     gathering = [channel for channel in result["channels"] if channel.get("gathered")]
@@ -187,6 +200,7 @@ def findings(
             weight=float(pattern[index]),
             term=float(terms[index]),
             found="; ".join(_found(channel, index) for channel in gathering[:GATHERED]),
+            opened=_opened(gathering, index, names, why),
         )
         for index in order
     )
@@ -201,6 +215,28 @@ def findings(
         for channel in gathering[:CHANNELS]
     )
     return looks, finds
+
+
+def _opened(
+    gathering: Sequence[dict[str, Any]], index: int, names: Names | None, why: Why | None
+) -> tuple[Gathering, ...]:
+    """The operand values gathered from one token, pair by pair: both channels of a pair share its operands."""
+    found: dict[str, Gathering] = {}
+    for channel in gathering:
+        operands = channel["gathered"]
+        first, second = operands[0], operands[1] if len(operands) > 1 else None
+        pair = first["id"].rpartition(".")[0] if second is not None else first["id"]
+        if pair in found or len(found) == OPENED:
+            continue
+        found[pair] = Gathering(
+            id=pair,
+            names=channel_piece(names, channel["id"]) if second is None else pair_piece(names, pair),
+            a=float(first["values"][index]),
+            b=None if second is None else float(second["values"][index]),
+            a_why=why(first["id"], index) if why else "",
+            b_why=why(second["id"], index) if why and second is not None else "",
+        )
+    return tuple(found.values())
 
 
 def _found(channel: dict[str, Any], index: int) -> str:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from app.pages.formula import Piece, evidence, formula
+from app.pages.formula import Piece, evidence, formula, operand_piece
 from legible_core.errors import LegibleError, NotFound
 from legible_core.legibility import Legibility
 from legible_core.naming.names import ARRAYS, JSON, ComponentName, Names, OperandName
 from legible_core.registry import Checkpoint
-from legible_core.units import GLYPHS, Channel, Unit, parse
+from legible_core.units import GLYPHS, Channel, Component, Unit, parse
 
 UNSCANNED = "No scan has named this checkpoint yet; `legible scan {slug} --corpus FILE` does."
 
@@ -97,6 +97,23 @@ def channel_piece(names: Names | None, channel: str) -> Piece:
     words = [_short_label(operand) for operand in operands]
     said = "; ".join(evidence(operand) for operand in operands)
     return Piece(f" {glyph} ".join(words), measured=True, evidence=f"{channel}: {said}")
+
+
+def pair_piece(names: Names | None, pair: str) -> Piece:
+    """A Boolean head's pair such as L5.h2.p3: the labels of its A and B, or their places where no scan named them."""
+    if names is None:
+        return Piece("A, B", token=True)
+    operands = [names.operand(parse(f"{pair}.{side}"), 5) for side in "AB"]
+    said = "; ".join(evidence(operand) for operand in operands)
+    return Piece(", ".join(_short_label(operand) for operand in operands), measured=True, evidence=said)
+
+
+def operand_word(names: Names | None, operand: Component) -> Piece | None:
+    """The label of one operand with its evidence; None where no scan named it."""
+    try:
+        return None if names is None else operand_piece(names.operand(operand, 5))
+    except NotFound:
+        return None
 
 
 def _short_label(operand: OperandName) -> str:

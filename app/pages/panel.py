@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from app.pages.formula import Piece, formula, operand_piece
 from legible_core.reading import Contributor, DetectToken, Promoted
+
+Why = Callable[[str, int], str]  # the address that says why an operand was on at a position
 
 KIND_NAMES = {
     "intersection": "intersection, A ∩ B = A·B",
@@ -29,17 +31,42 @@ class PanelOperand:
     value: float
     term: float | None
     detect: tuple[DetectToken, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """What a bounded head finds at one attended token, in one pair: A, B, A∧B and A∧¬B; of a membership `a` alone.
+
+    `a_why` and `b_why` say why the operand was on there. `names` are the operands' labels.
+    """
+
+    id: str
+    names: Piece
+    a: float
+    b: float | None
+    a_why: str
+    b_why: str
+
+    @property
+    def both(self) -> float | None:
+        return None if self.b is None else self.a * self.b
+
+    @property
+    def without(self) -> float | None:
+        return None if self.b is None else self.a * (1 - self.b)
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One attended token: where a head looks, and what it finds there, kept apart."""
+    """One attended token: where a head looks, and what it finds there, kept apart; `opened` has every number."""
 
     position: int
     display: str
     weight: float
     term: float
     found: str
+    opened: tuple[Gathering, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +98,22 @@ class Panel:
     promotes: tuple[Promoted, ...] = ()
     looks: tuple[Look, ...] = ()
     gathers: bool = False
+    why: str = ""
 
 
 def component_panel(
-    c: Contributor, href: str, *, looks: Sequence[Look] = (), pieces: tuple[Piece, ...] | None = None
+    c: Contributor,
+    href: str,
+    *,
+    looks: Sequence[Look] = (),
+    pieces: tuple[Piece, ...] | None = None,
+    why: Callable[[str], str] | None = None,
 ) -> Panel:
-    """The panel of a contributor; `looks` are the attended tokens when it is a head whose pattern is known."""
+    """The panel of a contributor; `looks` are the attended tokens when it is a head whose pattern is known.
+
+    `why` gives the address that says why one of its operands (or a unit without operands) was on here.
+    """
+    asked = why if c.kind != "head" else None
     if pieces is None:
         pieces = formula(c.kind, c.operands, c.promotes, c.label, c.half_life)
     return Panel(
@@ -93,11 +130,15 @@ def component_panel(
         cls=c.cls,
         target_rank=c.target_rank,
         operands_title="Strongest channels" if c.kind == "head" else "Operands here",
-        operands=tuple(PanelOperand(o.id, operand_piece(o), o.value, o.term, _detect(o)) for o in c.operands),
+        operands=tuple(
+            PanelOperand(o.id, operand_piece(o), o.value, o.term, _detect(o), asked(o.id) if asked else "")
+            for o in c.operands
+        ),
         with_terms=any(o.term is not None for o in c.operands),
         promotes=promoted(c.promotes),
         looks=tuple(looks),
         gathers=any(look.found for look in looks),
+        why=asked(c.id) if asked and not c.operands else "",
     )
 
 

@@ -23,7 +23,7 @@ from app.pages.view import chance, clipped, percent
 from app.urls import Urls
 from legible_core.config import ModelConfig
 from legible_core.naming.names import Names
-from legible_core.reading import Contributor, Reading, Summary, Token
+from legible_core.reading import Contributor, Reading, Shares, Summary, Token
 from legible_core.units import GLYPHS
 
 FLOOR_NAMES = {"embed.token": "token embedding", "embed.position": "position embedding", "norm.bias": "norm bias"}
@@ -306,7 +306,15 @@ def _sum_line(summary: Summary) -> SumLine:
         if amount or key == "attention":
             groups.append(Amount(name, amount))
     floor = tuple(Amount(FLOOR_NAMES.get(term.id, term.id.replace("_", " ")), term.value) for term in summary.floor)
-    shares = summary.shares
+    what = {"nothing": "logit", "mean": "logit − mean", "contrast": "logit difference"}[summary.relative_to]
+    return SumLine(
+        tuple(groups), floor, summary.sum, what, summary.value, summary.residual, summary.tolerance,
+        said_shares(summary.shares),
+    )
+
+
+def said_shares(shares: Shares) -> str:
+    """The legible shares in words."""
     if shares.net is None:
         why = shares.why_undefined or "the net is 0 or less"
         said = f"legible share {percent(shares.mass)} of mass; of net undefined: {why}"
@@ -316,10 +324,7 @@ def _sum_line(summary: Summary) -> SumLine:
         said += f"; SELECTIVE and labelled {percent(shares.named_net)} of net"
     elif shares.named_mass is not None:
         said += f"; SELECTIVE and labelled {percent(shares.named_mass)} of mass"
-    what = {"nothing": "logit", "mean": "logit − mean", "contrast": "logit difference"}[summary.relative_to]
-    return SumLine(
-        tuple(groups), floor, summary.sum, what, summary.value, summary.residual, summary.tolerance, said
-    )
+    return said
 
 
 def python_snippet(origin: str, json_path: str) -> str:

@@ -12,9 +12,9 @@ import torch
 from fastapi.testclient import TestClient
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from app.commands.scan import finish, prepare
 from app.handlers import handlers
 from app.main import create_app
+from app.scanning import finish, prepare
 from app.services import Services
 from app.settings import Settings
 from app.worker import Worker
