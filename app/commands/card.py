@@ -28,6 +28,7 @@ def card(
     """Write loss, perplexity and legibility of the names files onto the card; nothing on it is typed by hand."""
     from app.commands.read import find
     from legible_core.checkpoint import write_card
+    from legible_core.evaluation.records import card_fields
     from legible_core.folder import Card
     from legible_core.naming.names import Names
 
@@ -35,7 +36,7 @@ def card(
     names = Names.load(checkpoint.path, checkpoint_hash=checkpoint.hash)
     if names is None:
         raise NotFound(f"{checkpoint.slug} has no names yet; run legible scan {checkpoint.slug} --corpus FILE first.")
-    fields = {**checkpoint.card.fields, **figures(names)}
+    fields = {**checkpoint.card.fields, **figures(names), **card_fields(checkpoint.path, checkpoint.hash)}
     for item in field or []:
         key, equals, value = item.partition("=")
         if not equals:

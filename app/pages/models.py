@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse
 from app.figures import half_life_figure, heatmap_figure, per_layer_figure
 from app.pages.home import describe
 from app.pages.named import names_of
+from app.pages.quality import Judged, document, judged, stored_of
 from app.pages.view import page, percent, plain, short, twin
 from app.services import Services, services
 from app.urls import Urls, urls_for
@@ -112,6 +113,7 @@ class ModelPage:
     layers: tuple[LayerLink, ...]
     config: dict[str, Any]
     hash: str
+    judged: Judged
 
 
 @router.get("")
@@ -131,6 +133,7 @@ def model_json(slug: str, request: Request, services: Annotated[Services, Depend
     """The JSON twin of a checkpoint's page, with the card and the scan's figures in full."""
     checkpoint = services.catalogue.get(slug)
     names, missing = names_of(checkpoint)
+    stored, _ = stored_of(checkpoint)
     return twin(
         {
             **{key: value for key, value in checkpoint.to_json().items() if key != "path"},
@@ -139,6 +142,7 @@ def model_json(slug: str, request: Request, services: Annotated[Services, Depend
             if names is None
             else {key: names.meta.get(key) for key in ("corpus", "quality", "legibility", "thresholds")},
             "missing": missing,
+            "evaluation": None if stored is None else document(checkpoint, stored.tasks)["tasks"],
         }
     )
 
@@ -146,7 +150,7 @@ def model_json(slug: str, request: Request, services: Annotated[Services, Depend
 @router.get("/{slug}")
 def model(slug: str, request: Request, services: Annotated[Services, Depends(services)]) -> Response:
     """One checkpoint."""
-    return page(request, "model.html", _model(services.catalogue.get(slug), urls_for(request)))
+    return page(request, "model.html", _model(services, slug, urls_for(request)))
 
 
 def _models(services: Services, urls: Urls) -> ModelsPage:
@@ -159,7 +163,8 @@ def _models(services: Services, urls: Urls) -> ModelsPage:
     return ModelsPage("Checkpoints", lines, tuple(e.error.message for e in entries if e.error is not None))
 
 
-def _model(checkpoint: Checkpoint, urls: Urls) -> ModelPage:
+def _model(services: Services, slug: str, urls: Urls) -> ModelPage:
+    checkpoint = services.catalogue.get(slug)
     names, missing = names_of(checkpoint)
     fields = checkpoint.card.fields
     measured = (*CARD_FIGURES, *CARD_SHARES)
@@ -181,6 +186,7 @@ def _model(checkpoint: Checkpoint, urls: Urls) -> ModelPage:
         ),
         config=checkpoint.config.to_json(),
         hash=checkpoint.hash,
+        judged=judged(checkpoint, services.catalogue, urls),
     )
 
 

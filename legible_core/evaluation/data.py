@@ -130,7 +130,9 @@ def labels_of(task: str, entry: dict[str, Any], where: str) -> dict[str, str]:
     """Field and linguistic term of a paradigm of BLiMP, out of its first item; nothing for other tasks."""
     if task != "blimp":
         return {}
-    return {key: _text(entry, name, where) for key, name in (("field", "field"), ("term", "linguistics_term"))}
+    # One paradigm writes its field syntax/semantics, the others syntax_semantics.
+    named = (("field", "field"), ("term", "linguistics_term"))
+    return {key: _text(entry, name, where).replace("/", "_") for key, name in named}
 
 
 def _lambada(entry: dict[str, Any], where: str) -> Item:

@@ -56,6 +56,7 @@ APP = """
 TORCH_FREE = """
     errors display folder memory units tokens token_service config interventions reading registry naming.names reads
     naming.lexicon naming.columns naming.contexts naming.places figures legibility training.history
+    evaluation.records evaluation.data evaluation.encode evaluation.journal
 """
 
 
