@@ -201,8 +201,13 @@ def load_recipe(path: Path) -> Recipe:
 
     Raises `NotFound` for a file that is missing and `LegibleError` for one that is not usable, in one sentence each.
     """
-    recipe: Recipe = _build(Recipe, _read(path, path.parent, ()), "")
+    recipe: Recipe = load_table(Recipe, path)
     return recipe
+
+
+def load_table(kind: Any, path: Path) -> Any:
+    """Read a TOML file, with its bases, as a dataclass; raises what `load_recipe` raises."""
+    return _build(kind, _read(path, path.parent, ()), "")
 
 
 def _read(path: Path, folder: Path, behind: tuple[Path, ...]) -> dict[str, Any]:
@@ -215,7 +220,8 @@ def _read(path: Path, folder: Path, behind: tuple[Path, ...]) -> dict[str, Any]:
     data = _parse(path, behind[-1] if behind else None)
     base = data.pop("base", None)
     if behind:
-        paths = data.get("data") if isinstance(data.get("data"), dict) else {}
+        stated = data.get("data")
+        paths: dict[str, Any] = stated if isinstance(stated, dict) else {}
         for name in ("train", "tokenizer"):
             given = paths.get(name)
             if isinstance(given, str) and not given.startswith(HUB) and not Path(given).expanduser().is_absolute():
@@ -255,7 +261,9 @@ def _parse(path: Path, asked: Path | None) -> dict[str, Any]:
 
 
 def resolve(path: str, base: Path) -> Path:
-    """A data path of a recipe: absolute, or relative to the recipe's folder."""
+    """A data path of a recipe: absolute, or relative to the recipe's folder; a dataset's name stays as it is."""
+    if path.startswith(HUB):
+        return Path(path)
     found = Path(path).expanduser()
     return found if found.is_absolute() else base / found
 
