@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from app.database import Database
+from app.leading import put_leading
 from app.store_types import (
     NO_CONTRAST,
     AddedCheckpoint,
@@ -137,6 +138,7 @@ class Store:
             ).first()
             if newest is not None and newest.code_version == __version__:
                 return int(newest.id)
+            put_leading(using, reading_id, request.checkpoint, reading)
             values = {
                 "reading_id": reading_id,
                 "revision": 1 if newest is None else newest.revision + 1,
@@ -187,12 +189,8 @@ class Store:
         collected: bool = False,
         limit: int = 20,
         before: float | None = None,
-        mentioning: str | None = None,
     ) -> list[ReadingCard]:
-        """The newest readings, newest first; page on with `before=cards[-1].created_at`.
-
-        `mentioning` is a component's id: only readings that name it among their strongest contributors.
-        """
+        """The newest readings, newest first; page on with `before=cards[-1].created_at`."""
         query = (
             select(
                 *ReadingRow.__table__.c,
@@ -211,10 +209,6 @@ class Store:
             query = query.where(ReadingRow.collected_at.is_not(None))
         if before is not None:
             query = query.where(ReadingRow.created_at < before)
-        if mentioning is not None:
-            # A summary is JSON text without spaces, in which operands and floor terms have ids of other forms.
-            named = RevisionRow.summary.contains(f'"id":"{mentioning}",', autoescape=True)
-            query = query.where(select(RevisionRow.id).where(RevisionRow.reading_id == ReadingRow.id, named).exists())
         with self.database.read() as connection:
             return [card_of(row) for row in connection.execute(query)]
 

@@ -299,3 +299,19 @@ class NameOperandRow(Base):
     cls: Mapped[str] = mapped_column(String(12))
     on_share: Mapped[float] = mapped_column(Double)
     score: Mapped[float] = mapped_column(Double)
+
+
+class LeadingRow(Base):
+    """A component among the strongest contributors of a reading: its `place` there (from 1) and its term in logits."""
+
+    __tablename__ = "leading_contributors"
+    __table_args__ = (Index("ix_leading_contributors_reading_id", "reading_id"), _NO_ROWID)
+
+    checkpoint_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
+    component: Mapped[str] = mapped_column(String(40), primary_key=True)
+    reading_id: Mapped[int] = mapped_column(
+        ForeignKey("readings.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
+    )
+    place: Mapped[int] = mapped_column(SmallInteger)
+    term: Mapped[float] = mapped_column(Double)
+    target_rank: Mapped[int | None] = mapped_column(Integer)

@@ -10,6 +10,7 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
 from app.figures import decay_curve, histogram
+from app.leading import readings_led_by
 from app.pages.contexts import AskedContext, Context, asked_context, context_of
 from app.pages.formula import Piece, operand_piece, plain, promote_piece
 from app.pages.home import Card, reading_cards
@@ -151,7 +152,7 @@ def _unit(services: Services, checkpoint: Checkpoint, unit: Unit, asked: AskedCo
         half_life=name.half_life if name is not None else None,
         mattered=reading_cards(
             urls,
-            services.store.readings(checkpoint_hash=checkpoint.hash, mentioning=str(unit), limit=MATTERED),
+            [led.card for led in readings_led_by(services.store.database, checkpoint.hash, str(unit), MATTERED)],
             component=str(unit),
         ),
         context=context_of(services, urls, checkpoint, unit, asked, address),

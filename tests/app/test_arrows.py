@@ -40,6 +40,7 @@ APP = """
     errors
     security database search_text
     wake job_types store_types search_query names_index
+    leading
     job_queries
     store jobs search
     catalogue supervisor
