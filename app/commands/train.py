@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from legible_core.errors import LegibleError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    import torch
 
-    from legible_core.training.loop import Run, Step
+    from legible_core.training.loop import Run
+    from legible_core.training.recipe import Recipe
+    from legible_core.training.step import Precision
 
 
 def register(app: typer.Typer) -> None:
@@ -28,12 +28,28 @@ def train(
         Path | None, typer.Option(help="The run's folder; default: runs/<name> in the present folder.")
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(help="The training text (UTF-8, plain or .xz); default: the recipe's data.train.")
+        str | None,
+        typer.Option(
+            help="The training text: a UTF-8 file (plain or .xz), a folder of them, or hf:NAME, a Hugging Face dataset; "
+            "default: the recipe's data.train."
+        ),
     ] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="A tokenizer.json; default: the recipe's, or one trained on the text.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
+    steps: Annotated[
+        int | None, typer.Option(help="Stop after this step of the run; default: where the recipe ends.", min=1)
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1; under torchrun cpu or cuda.")] = "cpu",
+    precision: Annotated[
+        str, typer.Option(help="float32, bfloat16 (autocast), or auto: bfloat16 on a GPU that has it.")
+    ] = "auto",
+    compiled: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="torch.compile; default: on a GPU only.")
+    ] = None,
+    snapshot_every: Annotated[
+        int | None, typer.Option(help="Keep the weights every so many tokens, besides schedule.snapshot_tokens.", min=1)
+    ] = None,
     decay: Annotated[
         bool, typer.Option("--decay", help="Branch off the present state and take the learning rate to zero.")
     ] = False,
@@ -51,96 +67,94 @@ def train(
         int | None, typer.Option("--from-tokens", help="How many tokens that checkpoint was trained on.", min=1)
     ] = None,
     save_seconds: Annotated[float, typer.Option(help="Seconds between two saved states.", min=1.0)] = 240.0,
+    telemetry_every: Annotated[
+        int, typer.Option(help="Steps between two readings of the model (telemetry.jsonl); 0 for none.", min=0)
+    ] = 25,
 ) -> None:
     """Train; Ctrl-C saves and stops, and the same command goes on where it stopped."""
+    from app.commands.training_progress import Reporter
+    from app.runs import announced
+    from app.settings import Settings
     from legible_core.registry import open_checkpoint
+    from legible_core.training.distributed import processes, rank
     from legible_core.training.loop import Run
     from legible_core.training.recipe import load_recipe, resolve
-    from legible_core.training.state import writing
+    from legible_core.training.sources import find_source
+    from legible_core.training.state import read_meta, writing
     from legible_core.training.warnings import of as warnings_of
 
     plan = load_recipe(recipe)
     if ship is not None and not decay:
         raise LegibleError("--ship needs --decay: only decayed weights are shipped.", code="bad_options")
+    if decay and (steps is not None or snapshot_every is not None):
+        raise LegibleError(
+            "--steps and --snapshot-every belong to the constant part; a decay has --decay-tokens.", code="bad_options"
+        )
     if (begin is None) != (begin_tokens is None):
         raise LegibleError("--from and --from-tokens belong together; give both or neither.", code="bad_options")
-    for warning in warnings_of(plan):
-        typer.echo(f"Warning: {warning}", err=True)
     folder = out or Path("runs") / plan.name
-    source = text or resolve(plan.data.train, recipe.parent)
-    given = tokenizer or (resolve(plan.data.tokenizer, recipe.parent) if plan.data.tokenizer else None)
-    _check_device(device)
-    with writing(folder), _progress() as progress:
-        reading = progress.add_task("tokenising", total=None)
-        run = Run(plan, folder, source, tokenizer=given, device=device)
-        progress.remove_task(reading)
-        if begin is not None and begin_tokens is not None:
-            run.begin_from(open_checkpoint(begin), begin_tokens)
-        bar = _Bar(progress, plan.name + (" decay" if decay else ""))
-        if not decay:
-            ended = run.train(bar.step, save_seconds=save_seconds)
-            where = folder
-        else:
-            try:
-                where, ended = run.decay(bar.step, tokens=decay_tokens, save_seconds=save_seconds), True
-            except KeyboardInterrupt:
-                ended = False
-    if not ended:
-        typer.echo(f"Stopped; the state is saved in {folder}. The same command goes on from there.")
-        raise typer.Exit(130)
-    _report(run, where, ship)
-
-
-class _Bar:
-    """The progress bar, and Ctrl-C as a wish to stop after the present step."""
-
-    def __init__(self, progress: Progress, name: str) -> None:
-        self.progress = progress
-        self.name = name
-        self.task: TaskID | None = None
-        self.stop = False
-        signal.signal(signal.SIGINT, self._asked)
-        signal.signal(signal.SIGTERM, self._asked)
-
-    def _asked(self, number: int, frame: FrameType | None) -> None:
-        self.stop = True
-
-    def step(self, step: Step) -> bool:
-        if self.task is None:
-            self.task = self.progress.add_task(self.name, total=step.last, completed=step.number - 1)
-        speed = step.tokens / step.number / step.seconds
-        self.progress.update(
-            self.task,
-            completed=step.number,
-            description=f"{self.name}  loss {step.loss:.3f}  {speed:,.0f} tokens/s",
-        )
-        return not self.stop
-
-
-def _progress() -> Progress:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
+    data = plan.data
+    source = find_source(
+        text or resolve(data.train, recipe.parent),
+        config=data.dataset_config,
+        split=data.dataset_split,
+        column=data.dataset_column,
     )
+    given = tokenizer or (Path(resolve(data.tokenizer, recipe.parent)) if data.tokenizer else None)
+    with processes(device) as place, writing(folder):
+        first = rank() == 0
+        for warning in warnings_of(plan) if first else ():
+            typer.echo(f"Warning: {warning}", err=True)
+        name = plan.name + (" decay" if decay else "")
+        with (
+            announced(Settings.load().data_dir, folder, really=first),
+            Reporter(name, plan.schedule.batch_tokens, quiet=not first) as reporter,
+        ):
+            run = Run(
+                plan,
+                folder,
+                source,
+                tokenizer=given,
+                device=place,
+                progress=reporter.reading,
+                telemetry_every=telemetry_every,
+                precision=_precision(precision, place),
+                compiled=place.type == "cuda" if compiled is None else compiled,
+            )
+            if begin is not None and begin_tokens is not None:
+                run.begin_from(open_checkpoint(begin), begin_tokens)
+            reporter.listen()
+            where: Path | None = folder
+            if decay:
+                try:
+                    where = run.decay(reporter.step, tokens=decay_tokens, save_seconds=save_seconds)
+                except KeyboardInterrupt:
+                    where = None
+            elif not run.train(reporter.step, save_seconds=save_seconds, steps=steps, snapshot_every=snapshot_every):
+                where = None
+        if where is None:
+            if first:
+                saved = read_meta(folder / "state")
+                at = f"the state of step {saved['step']:,} is saved in {folder}" if saved else "nothing was saved yet"
+                typer.echo(f"Stopped; {at}. The same command goes on from there.")
+            raise typer.Exit(130)
+        if first:
+            _report(run, where, ship)
 
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    )
 
-
-def _check_device(device: str) -> None:
+def _precision(word: str, place: torch.device) -> Precision:
+    """What `--precision` means on this device; on a GPU, float32 products may use its TF32 units."""
     import torch
 
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, ValueError):
-        raise LegibleError(
-            f"The device {device!r} cannot be used here; use cpu, or cuda where PyTorch sees a GPU.", code="bad_device"
-        ) from None
+    if word not in ("auto", "float32", "bfloat16"):
+        raise LegibleError(f"--precision is {word!r}; it must be auto, float32 or bfloat16.", code="bad_options")
+    if place.type != "cuda":
+        return "bfloat16" if word == "bfloat16" else "float32"
+    torch.set_float32_matmul_precision("high")
+    able = torch.cuda.is_bf16_supported()
+    if word == "bfloat16" and not able:
+        raise LegibleError("This GPU has no bfloat16; give --precision float32.", code="bad_device")
+    return "bfloat16" if able and word != "float32" else "float32"
 
 
 def _report(run: Run, where: Path, ship: Path | None) -> None:
@@ -154,11 +168,29 @@ def _report(run: Run, where: Path, ship: Path | None) -> None:
     if ship is None:
         return
     from legible_core.checkpoint import save
+    from legible_core.folder import Card
 
-    card = {
-        "title": run.recipe.name,
-        "tokens": str(meta["tokens"]),
-        "recipe": run.recipe.name,
-    }
+    card = Card(card_fields(run.recipe, meta) | {"held_out_loss": f"{mean:.4f}", "held_out_loss_se": f"{error:.4f}"})
     shipped = save(ship, run.model, run.folder / "tokenizer.json", card)
     typer.echo(f"Wrote {ship} ({shipped.hash[:12]}).")
+
+
+def card_fields(recipe: Recipe, meta: dict[str, Any]) -> dict[str, str]:
+    """What a shipped checkpoint's card says of its training: recipe, tokens, decay, and the weights it began from."""
+    schedule, optimiser = recipe.schedule, recipe.optimiser
+    fields = {
+        "title": recipe.name,
+        "tokens": str(meta["tokens"]),
+        "decay_tokens": str(meta["tokens"] - (meta["decay_from"] or meta["step"]) * schedule.batch_tokens),
+        "recipe": recipe.name,
+        "seed": str(recipe.seed),
+        "order_seed": str(recipe.data.order_seed),
+        "batch_tokens": str(schedule.batch_tokens),
+        "optimiser": f"Muon {optimiser.matrix_lr:g} for matrices, AdamW {optimiser.lr:g} for the rest"
+        if optimiser.kind == "muon"
+        else f"AdamW {optimiser.lr:g}",
+    }
+    if "begun_from" in meta:
+        fields["begun_from"] = meta["begun_from"]
+        fields["begun_at_tokens"] = str(meta["warm_from"] * schedule.batch_tokens)
+    return fields

@@ -43,6 +43,16 @@ def write_state(folder: Path, weights: dict[str, Tensor], optimiser: dict[str, T
     shutil.rmtree(old, ignore_errors=True)
 
 
+def read_meta(folder: Path) -> dict[str, Any] | None:
+    """What `read_state` gives as meta, without reading the tensors; None when there is no state that can be read."""
+    old = folder.with_name(folder.name + ".old")
+    try:
+        meta = json.loads(((folder if folder.exists() else old) / "state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return meta if isinstance(meta, dict) else None
+
+
 def has_state(folder: Path) -> bool:
     """Whether a run was saved there, whole."""
     return folder.exists() or folder.with_name(folder.name + ".old").exists()
