@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import ColumnElement, Integer, Select, select
 from sqlalchemy.ext.compiler import compiles
@@ -28,6 +28,7 @@ PAGE = 50  # rows of a page that shows one group
 PREVIEW = 10  # rows of a group among others
 MAX_PAGE = 200
 
+Statement: TypeAlias = Select[*tuple[Any, ...]]
 GroupName: TypeAlias = Literal["promote", "detect", "label-promote", "label-detect", "formula", "id", "id-operand"]
 
 
@@ -121,7 +122,7 @@ def groups_of(query: Query) -> list[GroupName]:
     return [name for name, yes in wanted if yes]
 
 
-def statement_of(query: Query, group: GroupName, indexes: Sequence[int], *, limit: int, offset: int = 0) -> Select[Any]:
+def statement_of(query: Query, group: GroupName, indexes: Sequence[int], *, limit: int, offset: int = 0) -> Statement:
     """The statement of one group."""
     token, label, conditions = query.token, query.label, query.conditions
     if query.words is not None:
@@ -156,7 +157,7 @@ _OPERAND = (
 )  # fmt: skip
 
 
-def _components(indexes: Sequence[int], conditions: Conditions, *more: Any) -> Select[Any]:
+def _components(indexes: Sequence[int], conditions: Conditions, *more: Any) -> Statement:
     row = NameComponentRow
     found = select(*_COMPONENT).where(_sifting(row.index_id, indexes), *_component_terms(conditions), *more)
     if more or conditions.labelled:
@@ -164,13 +165,13 @@ def _components(indexes: Sequence[int], conditions: Conditions, *more: Any) -> S
     return found.order_by(row.half_life, row.index_id, row.place)  # the order of the index by kind
 
 
-def _operands(indexes: Sequence[int], conditions: Conditions) -> Select[Any]:
+def _operands(indexes: Sequence[int], conditions: Conditions) -> Statement:
     return select(*_OPERAND).where(_sifting(NameOperandRow.index_id, indexes), *_operand_terms(conditions))
 
 
 def _promoting(
     indexes: Sequence[int], token: Token, conditions: Conditions, limit: int, offset: int
-) -> Select[Any]:
+) -> Statement:
     """Components whose promote list holds the token, best rank first; lists of rare tokens after the others."""
     terms = list(_component_terms(conditions))
     entries = _entries(indexes, token, (PROMOTE, RARE), None if terms else (limit, offset))
@@ -182,7 +183,7 @@ def _promoting(
 
 def _detecting(
     indexes: Sequence[int], token: Token, conditions: Conditions, limit: int, offset: int
-) -> Select[Any]:
+) -> Statement:
     """Operands whose detect list leads with the token, best rank first."""
     terms = list(_operand_terms(conditions))
     entries = _entries(indexes, token, (DETECT,), None if terms else (limit, offset))
@@ -218,7 +219,8 @@ class _Aside(ColumnElement[int]):
     def __init__(self, column: Any) -> None:
         self.column = column
 
-    _traverse_internals: ClassVar[Any] = [("column", InternalTraversal.dp_clauseelement)]
+
+_Aside._traverse_internals = [("column", InternalTraversal.dp_clauseelement)]
 
 
 @compiles(_Aside)

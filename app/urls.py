@@ -74,6 +74,10 @@ class Urls:
         """Components over a text: the form, or a stored text by its digest."""
         return self._url(("models", slug, "values", *(() if digest is None else (digest, *parts))), query)
 
+    def search(self, **query: object) -> str:
+        """`q` is what was typed, `side` promote or detect, `page` from 2 on."""
+        return self._url(("search",), query)
+
     def jobs(self, **query: object) -> str:
         return self._url(("jobs",), query)
 

@@ -1,27 +1,31 @@
-"""A layer: all its units in one dense table, sorted and filtered by the address; counts by class on top."""
+"""A layer: its units in one dense table, sorted, filtered and cut into pages by the address; counts by class on top."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse
+from pydantic import BaseModel, ConfigDict, Field
 
-from app.pages.formula import Piece
-from app.pages.named import Row, names_of, unit_rows
-from app.pages.view import page, twin
+from app.names_index import stamp_of
+from app.pages.kept import asked, kept
+from app.pages.layer_table import Filters, Sort, layer_table
+from app.pages.named import Row, names_of
+from app.pages.view import html, twin
 from app.services import Services, services
 from app.urls import Urls, urls_for
 from legible_core.errors import NotFound
 from legible_core.registry import Checkpoint
-from legible_core.units import GLYPHS, KINDS, Kind, Unit
+from legible_core.units import GLYPHS, KINDS, Kind
 
 router = APIRouter(prefix="/models/{slug}/layers", default_response_class=HTMLResponse)
 
-Sort = Literal["unit", "crisp", "on", "kind", "label", "agreement", "half_life"]
+PAGE = 100
+LABELS = 40
+MAX_PAGE = 10_000
 CLASSES = ("SELECTIVE", "FUZZY", "CONSTANT")
 COLUMNS: tuple[tuple[Sort, str], ...] = (
     ("unit", "unit"), ("kind", "kind"), ("label", "detects → promotes"), ("crisp", "crisp"), ("on", "ON"),
@@ -29,23 +33,46 @@ COLUMNS: tuple[tuple[Sort, str], ...] = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    sort: Sort
-    order: Literal["up", "down"]
-    kind: str | None
-    cls: str | None
-    nameable: bool
-    text: str
+class Asked(BaseModel):
+    """The query of the page's address; what is not named takes its usual value and is left out of addresses."""
 
-    def query(self) -> dict[str, Any]:
+    model_config = ConfigDict(frozen=True, populate_by_name=True)
+
+    sort: Sort = "unit"
+    order: Literal["up", "down"] | None = None
+    kind: Kind | None = None
+    cls: Literal["SELECTIVE", "FUZZY", "CONSTANT"] | None = Field(default=None, alias="class")
+    nameable: bool = Field(default=False, description="alive, ON on 0.5-20 %, agreement 0.8 or more")
+    label: str | None = Field(default=None, max_length=100, description="a class label, on either side")
+    half_min: float | None = Field(default=None, ge=0, description="half-life in tokens, at least")
+    half_max: float | None = Field(default=None, ge=0, description="half-life in tokens, at most")
+    q: str = Field(default="", max_length=80, description="part of a name")
+    page: int = Field(default=1, ge=1, le=MAX_PAGE)
+
+    @property
+    def down(self) -> bool:
+        return (self.order or usual(self.sort)) == "down"
+
+    def filters(self) -> Filters:
+        label = self.label.strip() if self.label else None
+        return Filters(
+            self.kind, self.cls, self.nameable, label or None, self.half_min, self.half_max, self.q.strip()
+        )
+
+    def query(self, **changes: Any) -> dict[str, Any]:
+        """The address's query after some changes; a change of anything but the page leads to the first page."""
+        changed = self.model_copy(update={"page": 1, **changes})
         return {
-            "sort": None if self.sort == "unit" else self.sort,
-            "order": None if self.order == _usual(self.sort) else self.order,
-            "kind": self.kind,
-            "class": self.cls,
-            "nameable": 1 if self.nameable else None,
-            "q": self.text or None,
+            "sort": None if changed.sort == "unit" else changed.sort,
+            "order": None if changed.order in (None, usual(changed.sort)) else changed.order,
+            "kind": changed.kind,
+            "class": changed.cls,
+            "nameable": 1 if changed.nameable else None,
+            "label": changed.label or None,
+            "half_min": _short(changed.half_min),
+            "half_max": _short(changed.half_max),
+            "q": changed.q.strip() or None,
+            "page": changed.page if changed.page > 1 else None,
         }
 
 
@@ -74,6 +101,8 @@ class HeadLink:
 
 @dataclass(frozen=True, slots=True)
 class LayerPage:
+    """`passing` units pass the filters, of `total`; `rows` are those from `first` on, counted from 1."""
+
     title: str
     slug: str
     layer: int
@@ -86,68 +115,84 @@ class LayerPage:
     heads: tuple[HeadLink, ...]
     rows: tuple[Row, ...]
     total: int
-    text: str
+    passing: int
+    first: int
+    page: int
+    pages: int
+    before: str | None
+    after: str | None
+    clear: str | None
+    labels: tuple[tuple[str, int], ...]
+    asked: Asked
     fields: tuple[tuple[str, str], ...]
 
 
-def chosen(
-    sort: Annotated[Sort, Query()] = "unit",
-    order: Annotated[Literal["up", "down"] | None, Query()] = None,
-    kind: Annotated[Kind | None, Query()] = None,
-    cls: Annotated[Literal["SELECTIVE", "FUZZY", "CONSTANT"] | None, Query(alias="class")] = None,
-    nameable: Annotated[bool, Query(description="alive, ON on 0.5-20 %, agreement 0.8 or more")] = False,
-    q: Annotated[str, Query(max_length=80, description="part of a name")] = "",
-) -> Chosen:
-    return Chosen(sort, order or _usual(sort), kind, cls, nameable, q.strip())
+JSON_FIELDS = ("title", "slug", "layer", "missing", "counts", "total", "passing", "first", "page", "pages", "rows")
+
+
+def setup(app: FastAPI) -> None:
+    """A plain route before all others: for a page that is kept, the way to it was half of its time."""
+    app.router.add_route("/models/{slug}/layers/{layer:int}", _kept, methods=["GET"], include_in_schema=False)
 
 
 @router.get("/{layer}.json")
 def layer_json(
-    slug: str, layer: int, chosen: Annotated[Chosen, Depends(chosen)], request: Request,
+    slug: str, layer: int, asked_: Annotated[Asked, Query()], request: Request,
     services: Annotated[Services, Depends(services)],
 ) -> Response:  # fmt: skip
-    """The JSON twin: the same rows in the same order."""
-    made = _layer(services.catalogue.get(slug), layer, chosen, urls_for(request))
-    return twin({key: getattr(made, key) for key in ("title", "slug", "layer", "missing", "counts", "total", "rows")})
+    """The JSON twin: the same rows in the same order, page by page."""
+    made = _layer(services.catalogue.get(slug), layer, asked(Asked, request), urls_for(request))
+    return twin({key: getattr(made, key) for key in JSON_FIELDS})
 
 
 @router.get("/{layer}")
-def layer(
-    slug: str, layer: int, chosen: Annotated[Chosen, Depends(chosen)], request: Request,
-    services: Annotated[Services, Depends(services)],
-) -> Response:  # fmt: skip
-    """All units of a layer."""
-    return page(request, "layer.html", _layer(services.catalogue.get(slug), layer, chosen, urls_for(request)))
+async def layer(slug: str, layer: int, asked_: Annotated[Asked, Query()], request: Request) -> Response:
+    """The units of a layer."""
+    return await _kept(request)
 
 
-def _layer(checkpoint: Checkpoint, layer: int, chosen: Chosen, urls: Urls) -> LayerPage:
+async def _kept(request: Request) -> Response:
+    services: Services = request.app.state.services
+    slug, layer = request.path_params["slug"], int(request.path_params["layer"])
+
+    def mark() -> Any:
+        checkpoint = services.catalogue.get(slug)
+        return (checkpoint.hash, stamp_of(checkpoint.path))
+
+    def make() -> bytes:
+        made = _layer(services.catalogue.get(slug), layer, asked(Asked, request), urls_for(request))
+        return html(request, "layer.html", made).encode()
+
+    return await kept(request, mark, make)
+
+
+def _layer(checkpoint: Checkpoint, layer: int, asked: Asked, urls: Urls) -> LayerPage:
     check_layer(checkpoint, layer)
     names, missing = names_of(checkpoint)
-    every = unit_rows(names, layer) if names is not None else bare_rows(checkpoint, layer)
-    rows = [row for row in every if _passes(row, chosen)]
-    rows.sort(key=_key(chosen.sort), reverse=False)
-    if chosen.order == "down":
-        rows.reverse()
-    # What is undefined stands last in both directions.
-    rows.sort(key=lambda row: _value(row, chosen.sort) is None)
+    table = layer_table(checkpoint.config, names, layer)
+    places = table.chosen(asked.filters(), asked.sort, down=asked.down)
+    pages = max(1, -(-len(places) // PAGE))
+    page = min(asked.page, pages)
+    start = (page - 1) * PAGE
 
     def href(**changes: Any) -> str:
-        return urls.layer(checkpoint.slug, layer, **replace(chosen, **changes).query())
+        return urls.layer(checkpoint.slug, layer, **asked.query(**changes))
 
-    counts = Counter(row.cls for row in every)
-    kinds = Counter(row.kind for row in every)
+    classes, kinds, nameable = table.counts()
     heads = () if names is None else tuple((names.legibility["layers"][layer].get("heads")) or ())
+    query = asked.query()
+    filtered = any(query[name] is not None for name in query if name not in ("sort", "order", "page"))
     return LayerPage(
         title=f"Layer {layer} of {checkpoint.slug}",
         slug=checkpoint.slug,
         layer=layer,
         n_layers=checkpoint.config.n_layers,
         missing=missing,
-        counts=tuple((name, counts[name]) for name in CLASSES),
+        counts=tuple((name, classes[name]) for name in CLASSES),
         kinds=(
-            Chip("all kinds", href(kind=None), len(every), chosen.kind is None),
+            Chip("all kinds", href(kind=None), len(table), asked.kind is None),
             *(
-                Chip(f"{GLYPHS[kind]} {kind}", href(kind=kind), kinds[kind], chosen.kind == kind)
+                Chip(f"{GLYPHS[kind]} {kind}", href(kind=kind), kinds[kind], asked.kind == kind)
                 for kind in KINDS
                 if kinds[kind]
             ),
@@ -155,13 +200,11 @@ def _layer(checkpoint: Checkpoint, layer: int, chosen: Chosen, urls: Urls) -> La
         classes=()
         if names is None
         else (
-            Chip("all classes", href(cls=None, nameable=False), None, chosen.cls is None and not chosen.nameable),
-            *(Chip(name, href(cls=name), counts[name], chosen.cls == name) for name in CLASSES),
-            Chip(
-                "nameable", href(nameable=not chosen.nameable), sum(row.nameable for row in every), chosen.nameable
-            ),
+            Chip("all classes", href(cls=None, nameable=False), None, asked.cls is None and not asked.nameable),
+            *(Chip(name, href(cls=name), classes[name], asked.cls == name) for name in CLASSES),
+            Chip("nameable", href(nameable=not asked.nameable), nameable, asked.nameable),
         ),
-        headings=tuple(_heading(chosen, sort, name, href) for sort, name in COLUMNS),
+        headings=tuple(_heading(asked, sort, name, href) for sort, name in COLUMNS),
         heads=tuple(
             HeadLink(
                 f"h{head}",
@@ -170,25 +213,23 @@ def _layer(checkpoint: Checkpoint, layer: int, chosen: Chosen, urls: Urls) -> La
             )
             for head in range(checkpoint.config.n_heads)
         ),
-        rows=tuple(rows),
-        total=len(every),
-        text=chosen.text,
-        fields=tuple((name, str(value)) for name, value in chosen.query().items() if value is not None and name != "q"),
+        rows=table.rows(places[start : start + PAGE]),
+        total=len(table),
+        passing=len(places),
+        first=start + 1 if places else 0,
+        page=page,
+        pages=pages,
+        before=href(page=page - 1) if page > 1 else None,
+        after=href(page=page + 1) if page < pages else None,
+        clear=urls.layer(checkpoint.slug, layer, sort=query["sort"], order=query["order"]) if filtered else None,
+        labels=tuple(table.labels()[:LABELS]),
+        asked=asked,
+        fields=tuple(
+            (name, str(value))
+            for name, value in query.items()
+            if value is not None and name not in ("q", "label", "half_min", "half_max")
+        ),
     )
-
-
-def bare_rows(checkpoint: Checkpoint, layer: int) -> tuple[Row, ...]:
-    """What is read off the config alone, where no scan has named anything."""
-    layout = checkpoint.config.feed_forward
-    rows = []
-    for unit in range(layout.d_ff):
-        kind = layout.kind(unit)
-        operands = f"p{layout.pair(unit)}.A {GLYPHS[kind]} p{layout.pair(unit)}.B" if unit < 2 * layout.n_pairs else ""
-        pieces = (Piece(operands, token=True),) if operands else ()
-        rows.append(
-            Row(str(Unit(layer, unit)), unit, kind, GLYPHS[kind], pieces, None, None, None, None, None, None, False)
-        )
-    return tuple(rows)
 
 
 def check_layer(checkpoint: Checkpoint, layer: int) -> None:
@@ -198,42 +239,16 @@ def check_layer(checkpoint: Checkpoint, layer: int) -> None:
         raise NotFound(f"There is no layer {layer} in {checkpoint.slug}; it has layers 0 to {count - 1}.")
 
 
-def _usual(sort: str) -> Literal["up", "down"]:
+def usual(sort: str) -> Literal["up", "down"]:
+    """The order that a column has until it is turned round."""
     return "up" if sort in ("unit", "kind", "label") else "down"
 
 
-def _passes(row: Row, chosen: Chosen) -> bool:
-    if chosen.kind is not None and row.kind != chosen.kind:
-        return False
-    if chosen.cls is not None and row.cls != chosen.cls:
-        return False
-    if chosen.nameable and not row.nameable:
-        return False
-    return not chosen.text or chosen.text.lower() in " ".join(piece.text for piece in row.formula).lower()
+def _heading(asked: Asked, sort: Sort, name: str, href: Callable[..., str]) -> Heading:
+    current = asked.sort == sort
+    other: Literal["up", "down"] = "up" if asked.down else "down"
+    return Heading(name, href(sort=sort, order=other if current else usual(sort)), current, asked.down)
 
 
-def _value(row: Row, sort: Sort) -> Any:
-    match sort:
-        case "unit":
-            return row.index
-        case "kind":
-            return KINDS.index(row.kind)
-        case "label":
-            return " ".join(piece.text for piece in row.formula).lower() or None
-        case _:
-            return getattr(row, sort)
-
-
-def _key(sort: Sort) -> Callable[[Row], Any]:
-    def key(row: Row) -> Any:
-        value = _value(row, sort)
-        return (value is None, "" if value is None and sort == "label" else 0 if value is None else value)
-
-    return key
-
-
-def _heading(chosen: Chosen, sort: Sort, name: str, href: Callable[..., str]) -> Heading:
-    current = chosen.sort == sort
-    usual = _usual(sort)
-    other: Literal["up", "down"] = "down" if chosen.order == "up" else "up"
-    return Heading(name, href(sort=sort, order=other if current else usual), current, chosen.order == "down")
+def _short(number: float | None) -> str | None:
+    return None if number is None else f"{number:g}"
