@@ -30,7 +30,7 @@ def train(
     text: Annotated[
         str | None,
         typer.Option(
-            help="The training text: a UTF-8 file (plain or .xz), a folder of them, or hf:NAME, a Hugging Face dataset; "
+            help="The training text: a UTF-8 file (plain or .xz), a folder of them, or hf:NAME (Hugging Face); "
             "default: the recipe's data.train."
         ),
     ] = None,

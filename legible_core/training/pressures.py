@@ -14,6 +14,7 @@ from torch import Tensor
 
 from legible_core.errors import LegibleError
 from legible_core.model import Observed
+from legible_core.training.distributed import mean_of
 
 Regime: TypeAlias = Literal["none", "sparsity", "crispness", "both"]
 Target: TypeAlias = Literal["operands", "outputs"]
@@ -136,7 +137,8 @@ class _Penalty(torch.autograd.Function):
         pressed: Tensor | None = None
         if floor > 0:
             total = value.sum((0, 1), dtype=torch.float32)
-            mean = total / (value.shape[0] * value.shape[1])
+            # Over all processes of a run, so that each spares the channels that one process would.
+            mean = mean_of(total) / (value.shape[0] * value.shape[1])
             pressed = ((mean >= floor) & (mean <= 1 - floor)).to(value.dtype)
             total = (total * pressed).sum()
             squares = (value.float().square().sum((0, 1)) * pressed).sum() if crispness else 0.0

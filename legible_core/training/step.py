@@ -102,9 +102,7 @@ def over_processes(objective: Objective) -> nn.Module:
     if world() == 1:
         return objective
     device = objective.model.token_embedding.device
-    return DistributedDataParallel(
-        objective, device_ids=[device.index] if device.type == "cuda" else None, broadcast_buffers=False
-    )
+    return DistributedDataParallel(objective, device_ids=[device.index] if device.type == "cuda" else None)
 
 
 def _gradients_of_all(objective: nn.Module, last: bool) -> contextlib.AbstractContextManager[object]:
