@@ -1,4 +1,4 @@
-"""A scan from checkpoint and text to names, for the command line and the worker alike."""
+"""A scan from checkpoint and text to names and contexts, for the command line and the worker alike."""
 
 from __future__ import annotations
 
@@ -6,25 +6,59 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from legible_core.errors import LegibleError, Unavailable
+from legible_core.errors import LegibleError, NotFound, Unavailable
+from legible_core.figures import loss_text, perplexity_text
 
 if TYPE_CHECKING:
     from app.worker import Context, Outcome
+    from legible_core.model.transformer import Transformer
+    from legible_core.naming.contexts import Contexts
     from legible_core.naming.names import Names
     from legible_core.naming.scan import Scan
     from legible_core.registry import Checkpoint
 
 STATES = "scans"
+KINDS = (".txt", ".xz")
+SAMPLED = "sampled by this checkpoint"
+Between = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Text:
+    """What to scan: a corpus file, or `sample` tokens that the checkpoint writes itself from `seed`.
+
+    tokens: only the first so many of a corpus.
+    """
+
+    corpus: Path | None = None
+    sample: int | None = None
+    seed: int = 0
+    tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """How to scan: batch size in windows, device, shard (i, n), and where states are kept."""
+
+    state: Path
+    batch: int = 8
+    device: str = "auto"
+    restart: bool = False
+    shard: tuple[int, int] = (0, 1)
+    contexts: bool = True
+    between: Between | None = field(default=None, compare=False)
 
 
 def handle(context: Context) -> Outcome:
-    """The worker's scan job: payload `slug`, `corpus` (a path on its machine), optionally `tokens` and `out`.
+    """The worker's scan job: payload `slug`, and `corpus` (a path on its machine) or `sample` (tokens) or both.
 
-    Yields to readings between batches. A cancelled or stopped scan leaves its state, and so, up to half a minute of
-    work, does a killed one: the next attempt goes on from there.
+    Optionally `tokens` and `out`. With both, the corpus makes the names and the sampled text the contexts. Yields to
+    readings between batches. A cancelled or stopped scan leaves its state, and so, up to half a minute of work, does a
+    killed one: the next attempt goes on from there.
     """
     from app.catalogue import Catalogue
     from app.worker import Outcome
@@ -34,14 +68,16 @@ def handle(context: Context) -> Outcome:
     out = Path(payload["out"]) if payload.get("out") else None
     check_writable(out or checkpoint.path)
     context.stage("load")
-    scan = prepare(
-        checkpoint,
-        Path(payload["corpus"]),
+    corpus = Path(payload["corpus"]) if payload.get("corpus") else None
+    sample = payload.get("sample")
+    job = Job(
         context.settings.data_dir / STATES,
-        tokens=payload.get("tokens"),
         device=context.settings.device,
+        contexts=corpus is None or sample is None,
         between=lambda done: context.between_batches(),
     )
+    text = Text(corpus, None if corpus is not None else sample, tokens=payload.get("tokens"))
+    scan = prepare_scan(checkpoint, text, job)
     context.computes_on(str(scan.model.token_embedding.device))
     context.stage("run")
     for progress in scan.run():
@@ -52,6 +88,8 @@ def handle(context: Context) -> Outcome:
             raise
     context.stage("store")
     names = finish(scan, checkpoint, out, between=context.between_batches)
+    if corpus is not None and sample is not None:
+        sampled_contexts(checkpoint, scan.model, sample, out, between=lambda done: context.between_batches())
     return Outcome({key: names.meta[key] for key in ("checkpoint", "corpus", "quality", "legibility")})
 
 
@@ -64,39 +102,117 @@ def prepare(
     batch: int = 8,
     device: str = "auto",
     restart: bool = False,
-    between: Callable[[int], None] | None = None,
+    between: Between | None = None,
 ) -> Scan:
-    """Load the checkpoint, tokenise the text, and take up the saved state of this very scan if there is one.
+    """`prepare_scan` of a corpus file."""
+    return prepare_scan(
+        checkpoint, Text(corpus, tokens=tokens), Job(state, batch, device, restart=restart, between=between)
+    )
 
-    state: the folder of all scans' states; each has a folder of its own in it, named after checkpoint and text.
+
+def prepare_scan(checkpoint: Checkpoint, text: Text, job: Job) -> Scan:
+    """Load the checkpoint, make the text's ids, and take up the saved state of this very scan if there is one.
+
+    `job.state` is the folder of all scans' states; each has a folder of its own in it, named after checkpoint and text.
+    Raises `LegibleError` when there is no text, or the device cannot be used.
     """
-    import torch
+    return _scan(checkpoint, _inputs(checkpoint, text, job), text, job)
 
-    from legible_core.checkpoint import load
-    from legible_core.naming.corpus import token_stream
+
+def merged(checkpoint: Checkpoint, text: Text, job: Job, count: int) -> Scan:
+    """The finished shards 1 to `count` of a scan as one; raises `NotFound` naming those that are not finished."""
+    inputs = _inputs(checkpoint, text, job)
+    shards = [_scan(checkpoint, inputs, text, replace(job, shard=(index, count))) for index in range(count)]
+    missing = [f"{scan.shard[0] + 1}/{count}" for scan in shards if not scan.finished]
+    if missing:
+        raise NotFound(
+            f"Of this scan the shards {', '.join(missing)} are not finished in {job.state}; run them with --shard."
+        )
+    for scan in shards[1:]:
+        shards[0].merge(scan)
+    return shards[0]
+
+
+def _inputs(checkpoint: Checkpoint, text: Text, job: Job) -> tuple[Transformer, Any, int | None, str]:
+    """The model, and the text's ids, end-of-text id and name."""
+    if text.corpus is not None:
+        ids, end, name = corpus_ids(checkpoint, text.corpus, text.tokens, job.between)
+        return load_on(checkpoint, job.device), ids, end, name
+    model = load_on(checkpoint, job.device)
+    ids, _, name = sampled_ids(checkpoint, model, text.sample or 0, text.seed, job.between)
+    # The windows of a sampled text are its documents, and its halves are whole windows.
+    return model, ids, None, name
+
+
+def _scan(checkpoint: Checkpoint, inputs: tuple[Transformer, Any, int | None, str], text: Text, job: Job) -> Scan:
     from legible_core.naming.scan import Scan
+
+    model, ids, end, name = inputs
+    key = json.dumps([checkpoint.hash, hashlib.sha256(ids.tobytes()).hexdigest(), job.batch, job.contexts])
+    folder = job.state / (hashlib.sha256(key.encode()).hexdigest()[:24] + _suffix(job.shard))
+    if job.restart and folder.is_dir():
+        for file in folder.iterdir():
+            file.unlink()
+    return Scan(
+        model,
+        ids,
+        name,
+        checkpoint_hash=checkpoint.hash,
+        end_of_document=end,
+        batch=job.batch,
+        state=folder,
+        shard=job.shard,
+        contexts=job.contexts,
+        sampled=None if text.corpus is not None else text.seed,
+    )
+
+
+def _suffix(shard: tuple[int, int]) -> str:
+    return "" if shard[1] == 1 else f"-{shard[0] + 1}of{shard[1]}"
+
+
+def corpus_ids(checkpoint: Checkpoint, corpus: Path, limit: int | None, between: Between | None) -> Any:
+    """The ids of a corpus file, its end-of-text id, its name."""
+    from legible_core.naming.corpus import token_stream
     from legible_core.tokens import Tokenizer
     from legible_core.training.data import documents
 
     tokenizer = Tokenizer.load(checkpoint.tokenizer_path)
-    ids, end = token_stream(documents(corpus), tokenizer, limit=tokens, between=between)
+    return *token_stream(documents(corpus), tokenizer, limit=limit, between=between), corpus.name
+
+
+def sampled_ids(checkpoint: Checkpoint, model: Transformer, tokens: int, seed: int, between: Between | None) -> Any:
+    """The ids of a text that the checkpoint writes, the end-of-text id, and what the text is called."""
+    import numpy as np
+
+    from legible_core.naming.corpus import END_OF_TEXT
+    from legible_core.naming.sample import sample
+    from legible_core.tokens import Tokenizer
+
+    end = Tokenizer.load(checkpoint.tokenizer_path).find(END_OF_TEXT)
+    parts = []
+    for windows in sample(model, tokens, seed=seed, end_of_document=end):
+        parts.append(windows.reshape(-1))
+        if between is not None:
+            between(sum(part.size for part in parts))
+    return np.concatenate(parts), end, SAMPLED
+
+
+def load_on(checkpoint: Checkpoint, device: str) -> Transformer:
+    """The model on the device asked for; raises `LegibleError` where it cannot be used."""
+    import torch
+
+    from legible_core.checkpoint import load
+
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        loaded = load(checkpoint, device=torch.device(device))
+        return load(checkpoint, device=torch.device(device))
     except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
         if device == "cpu":
             raise
         reason = str(error).splitlines()[0]
         raise LegibleError(f"The device {device!r} cannot be used: {reason}", code="bad_device") from None
-    key = json.dumps([checkpoint.hash, hashlib.sha256(ids.tobytes()).hexdigest(), batch])
-    folder = state / hashlib.sha256(key.encode()).hexdigest()[:24]
-    if restart and folder.is_dir():
-        for file in folder.iterdir():
-            file.unlink()
-    return Scan(
-        loaded, ids, corpus.name, checkpoint_hash=checkpoint.hash, end_of_document=end, batch=batch, state=folder
-    )
 
 
 def check_writable(folder: Path) -> None:
@@ -115,23 +231,75 @@ def check_writable(folder: Path) -> None:
 def finish(
     scan: Scan, checkpoint: Checkpoint, out: Path | None = None, *, between: Callable[[], None] | None = None
 ) -> Names:
-    """Make and write the names of a finished scan, then forget its state."""
+    """Make and write the names of a finished scan, and its contexts where it collected them; then forget its state."""
     from legible_core.naming.assemble import write_names
+    from legible_core.naming.collect import write_contexts
+    from legible_core.naming.contexts import Source
+    from legible_core.naming.corpus import END_OF_TEXT
     from legible_core.tokens import Tokenizer
 
-    names = write_names(out or checkpoint.path, scan, Tokenizer.load(checkpoint.tokenizer_path), between=between)
+    tokenizer = Tokenizer.load(checkpoint.tokenizer_path)
+    names = write_names(out or checkpoint.path, scan, tokenizer, between=between)
+    if scan.collector is not None:
+        import numpy as np
+
+        corpus = scan.corpus
+        kind = "corpus" if corpus.sampled is None else "sampled"
+        write_contexts(
+            out or checkpoint.path,
+            scan.collector,
+            np.concatenate(scan.parts),
+            Source(kind, corpus.name, corpus.tokens, corpus.sampled),
+            tokenizer,
+            checkpoint_hash=checkpoint.hash,
+            end_of_document=tokenizer.find(END_OF_TEXT),
+        )
     scan.discard()
     return names
+
+
+def sampled_contexts(
+    checkpoint: Checkpoint,
+    model: Transformer,
+    tokens: int,
+    out: Path | None = None,
+    *,
+    seed: int = 0,
+    between: Between | None = None,
+) -> Contexts:
+    """Make and write contexts of a text that the checkpoint writes, leaving the names as they are.
+
+    between: called with the tokens done, first of the writing, then of the looking.
+    """
+    from legible_core.naming.collect import Collector, write_contexts
+    from legible_core.naming.contexts import Source
+    from legible_core.naming.sample import collect
+    from legible_core.tokens import Tokenizer
+
+    ids, end, name = sampled_ids(checkpoint, model, tokens, seed, between)
+    collector = Collector(model.config)
+    for done in collect(model, ids, collector):
+        if between is not None:
+            between(done)
+    return write_contexts(
+        out or checkpoint.path,
+        collector,
+        ids,
+        Source("sampled", name, len(ids), seed),
+        Tokenizer.load(checkpoint.tokenizer_path),
+        checkpoint_hash=checkpoint.hash,
+        end_of_document=end,
+    )
 
 
 def report(names: Names) -> str:
     """The papers' rows as text, with the quality of the same checkpoint on the same text in front."""
     quality, corpus = names.quality, names.meta["corpus"]
-    error = f" ± {quality['loss_se']:.4f}" if quality["loss_se"] is not None else ""
+    error = f" ± {loss_text(quality['loss_se'])}" if quality["loss_se"] is not None else ""
     lines = [
         f"{corpus['name']}: {corpus['tokens']:,} tokens, "
         f"{corpus['naming']:,} for naming, {corpus['held_out']:,} held out",
-        f"loss {quality['loss']:.4f}{error} nats per token, perplexity {quality['perplexity']:.1f}",
+        f"loss {loss_text(quality['loss'])}{error} nats per token, perplexity {perplexity_text(quality['perplexity'])}",
         "",
         f"{'per cent':>10} {'crisp':>7} {'ON':>6} {'SELECT.':>8} {'CONST.':>7} {'FUZZY':>6}",
     ]
@@ -150,6 +318,8 @@ def report(names: Names) -> str:
                 continue
             figures = (row[key] * 100 for key in ("crisp", "on", "selective", "constant", "fuzzy"))
             lines.append(f"{name:>10} " + "{:7.1f} {:6.1f} {:8.1f} {:7.1f} {:6.1f}".format(*figures))
+    if corpus.get("sampled") is not None:
+        lines.insert(2, "This is the checkpoint's own text: its loss there is no measure of its quality.")
     lines.append("names: share of all operands, per cent")
     lines.append(f"{'':>10} {'alive':>7} {'in ON range':>12} {'nameable':>9} {'and labelled':>13}")
     for name, layer in rows:

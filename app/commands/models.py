@@ -13,7 +13,8 @@ from app.settings import Settings
 
 if TYPE_CHECKING:
     from app.services import Services
-    from legible_core.registry import Checkpoint, Entry
+    from legible_core.figures import perplexity_text
+from legible_core.registry import Checkpoint, Entry
 
 _DATABASE = ("data_dir", "database_url")
 
@@ -117,7 +118,7 @@ def _row(checkpoint: Checkpoint) -> tuple[str, ...]:
         checkpoint.kind,
         _short(checkpoint.parameters),
         "–" if tokens is None else _short(tokens),
-        "–" if perplexity is None else f"{perplexity:.2f}",
+        "–" if perplexity is None else perplexity_text(perplexity),
         ", ".join(chosen) or "–",
         checkpoint.hash[:12],
         str(checkpoint.path),

@@ -13,11 +13,12 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.pages.asking import PromptForm, prompt_form, start_reading
 from app.pages.reading_view import Chosen
-from app.pages.view import chance, clipped, page, percent, short, twin
+from app.pages.view import chance, clipped, page, percent, twin
 from app.services import Services, services
 from app.store import ReadingCard
 from app.urls import Urls, urls_for
 from legible_core.errors import LegibleError
+from legible_core.figures import perplexity_text
 from legible_core.registry import Checkpoint
 
 router = APIRouter(default_response_class=HTMLResponse)
@@ -151,7 +152,7 @@ def describe(checkpoint: Checkpoint) -> str:
     """Kind, size, and quality and legibility side by side, as far as its card gives them."""
     parts = [checkpoint.kind, f"{checkpoint.parameters / 1e6:.1f} M parameters"]
     if checkpoint.perplexity is not None:
-        parts.append(f"perplexity {short(checkpoint.perplexity, 1)}")
+        parts.append(f"perplexity {perplexity_text(checkpoint.perplexity)}")
         # No legible figure without the quality beside it.
         parts += [f"{words} {percent(share)}" for words, share in legible_shares(checkpoint)]
     return ", ".join(parts)

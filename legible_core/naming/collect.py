@@ -329,13 +329,11 @@ def _cut(parts: dict[str, NDArray[Any]], ids: Ints, end_of_document: int | None)
             open_right &= ~ends[np.minimum(position + step, len(ids))]
         left, right = more_left, more_right
     length = np.where(known, left + 1 + right, 0)
-    line, slot = np.indices(position.shape)
     columns = np.arange(WIDTH)
-    shifted = values[line[..., None], slot[..., None], np.minimum(BEFORE - left[..., None] + columns, WIDTH - 1)]
+    shifted = np.take_along_axis(values, np.minimum(BEFORE - left[..., None] + columns, WIDTH - 1), axis=2)
     shifted = np.where(columns < length[..., None], shifted, 0.0)
     scale = np.maximum(np.abs(shifted).max(axis=2, initial=0.0), 1e-6)
-    bounded = scale <= 1.0
-    scale = np.where(bounded, 1.0, scale)
+    scale = np.where(scale <= 1.0, 1.0, scale)
     return {
         "start": np.where(known, position - left, 0),
         "length": length.astype(np.uint8),

@@ -132,6 +132,7 @@ class Scan:
         self.model, self.checkpoint_hash, self.batch, self.state = model, checkpoint_hash, batch, state
         self.shard, self.end_of_document = shard, end_of_document
         self.covered = {shard[0]}
+        self.absorbed: list[Scan] = []
         self.parts = halves(ids.astype(np.int64), end_of_document)
         digest = hashlib.sha256(np.ascontiguousarray(ids, dtype="<u4").tobytes()).hexdigest()
         self.corpus = Corpus(name, digest, len(ids), len(self.parts[0]), len(self.parts[1]), sampled)
@@ -245,6 +246,7 @@ class Scan:
             self.loss[4] += other.loss[4] + delta * delta * n * m / (n + m)
             self.loss[:3] += other.loss[:3]
         self.covered |= other.covered
+        self.absorbed += [*other.absorbed, other]
         self.done += other.done
 
     def _add_losses(self, losses: NDArray[np.float64]) -> None:
@@ -329,7 +331,9 @@ class Scan:
         self._saved = time.monotonic()
 
     def discard(self) -> None:
-        """Remove the saved state, once its names are written."""
+        """Remove the saved state, and those of the merged shards, once the names are written."""
+        for shard in self.absorbed:
+            shard.discard()
         if self.state is not None and self.state.is_dir():
             for file in [*self.state.glob("scan.json*"), *self.state.glob("scan-*.safetensors")]:
                 file.unlink(missing_ok=True)

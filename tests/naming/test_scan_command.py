@@ -22,6 +22,7 @@ from app.scanning import handle, report
 from app.worker import Cancelled
 from legible_core.checkpoint import save
 from legible_core.errors import LegibleError
+from legible_core.naming.contexts import Contexts
 from legible_core.naming.corpus import pieces, token_stream
 from legible_core.naming.names import Names
 from legible_core.registry import open_checkpoint
@@ -69,7 +70,7 @@ def test_a_scan_writes_names_beside_the_checkpoint(checkpoint: Path, corpus: Pat
     assert open_checkpoint(checkpoint).hash == before
     assert not list((data_dir / "scans").glob("*"))
     shown = report(names)
-    assert f"perplexity {names.quality['perplexity']:.1f}" in shown
+    assert f"perplexity {names.quality['perplexity']:.2f}" in shown
     assert "undefined" not in shown
 
 
@@ -114,9 +115,9 @@ import sys, time
 from legible_core.naming import scan
 scan.SAVE_SECONDS = 0.0
 observe = scan.observe
-def slowly(*arguments):
+def slowly(*arguments, **named):
     time.sleep(0.1)
-    return observe(*arguments)
+    return observe(*arguments, **named)
 scan.observe = slowly
 from app.cli import main
 sys.argv = ["legible", *sys.argv[1:]]
@@ -131,6 +132,9 @@ class _Context:
         self.payload, self.store, self.stages = payload, None, []
         self.settings = SimpleNamespace(data_dir=data_dir, device="cpu")
         self.calls, self.stop, self.progress = 0, stop, []
+
+    def computes_on(self, device: str) -> None:
+        assert device == "cpu"
 
     def stage(self, name: str) -> None:
         self.stages.append(name)
@@ -238,3 +242,90 @@ def test_the_stream_closes_every_document(tokenizer: Tokenizer) -> None:
     assert end == 0
     assert ids.tolist() == [*tokenizer.encode("the man"), 0, *tokenizer.encode("a dog"), 0]
     assert len(token_stream(["the man saw the house"] * 50, tokenizer, limit=70)[0]) == 70
+
+
+def test_a_checkpoint_writes_its_own_text(checkpoint: Path, data_dir: Path) -> None:
+    code, printed, _ = _run(str(checkpoint), "--sample", "500", "--json")
+    assert code == 0
+    figures = json.loads(printed)
+    assert figures["contexts"] == {"kind": "sampled", "name": "sampled by this checkpoint", "tokens": 512, "seed": 0}
+    assert figures["corpus"]["sampled"] == 0
+    names, contexts = Names.load(checkpoint), Contexts.load(checkpoint)
+    assert names is not None
+    assert contexts is not None
+    assert "no measure of its quality" in report(names)
+    first = [contexts.contexts_of(operand) for operand in contexts.config.operands(0)]
+    assert all(context.source == "sampled by this checkpoint" for found in first for context in found)
+    assert _run(str(checkpoint), "--sample", "500", "--json")[1] == printed, "the same seed writes the same text"
+    again = Contexts.load(checkpoint)
+    assert again is not None
+    assert [again.contexts_of(operand) for operand in again.config.operands(0)] == first
+    other = json.loads(_run(str(checkpoint), "--sample", "500", "--seed", "1", "--json")[1])
+    assert other["corpus"]["sha256"] != figures["corpus"]["sha256"]
+
+
+def test_statistics_of_a_corpus_with_contexts_of_the_checkpoints_own_text(checkpoint: Path, corpus: Path) -> None:
+    assert _run(str(checkpoint), "--corpus", str(corpus), "--tokens", "1000")[0] == 0
+    plain, contexts = Names.load(checkpoint), Contexts.load(checkpoint)
+    assert contexts is not None
+    assert contexts.source.said == "text.txt.xz"
+    code, printed, _ = _run(str(checkpoint), "--corpus", str(corpus), "--tokens", "1000", "--sample", "100")
+    assert code == 0
+    assert "sampled by this checkpoint" in printed
+    names, contexts = Names.load(checkpoint), Contexts.load(checkpoint)
+    assert names is not None
+    assert plain is not None
+    assert contexts is not None
+    assert names.meta == plain.meta
+    assert contexts.source.kind == "sampled"
+    before = (checkpoint / "names.json").read_bytes()
+    assert _run(str(checkpoint), "--sample", "64", "--contexts-only")[0] == 0
+    assert (checkpoint / "names.json").read_bytes() == before
+
+
+def test_shards_and_their_merge(checkpoint: Path, corpus: Path, data_dir: Path) -> None:
+    arguments = [str(checkpoint), "--corpus", str(corpus), "--tokens", "2000"]
+    assert _run(*arguments)[0] == 0
+    whole = Names.load(checkpoint)
+    code, printed, _ = _run(*arguments, "--shard", "2/2")
+    assert code == 0
+    assert "--merge 2" in printed
+    _, _, error = _run(*arguments, "--merge", "2")
+    assert error is not None
+    assert "shards 1/2 are not finished" in error.message
+    assert _run(*arguments, "--shard", "1/2")[0] == 0
+    assert _run(*arguments, "--merge", "2")[0] == 0
+    merged = Names.load(checkpoint)
+    assert whole is not None
+    assert merged is not None
+    assert merged.quality == pytest.approx(whole.quality)
+    assert merged.legibility["layers"] == whole.legibility["layers"]
+    assert not list((data_dir / "scans").glob("*")), "the shards' states are gone"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "Give --corpus FILE, or --sample TOKENS"),
+        (("--sample", "10", "--shard", "3/2"), "write I/N"),
+        (("--sample", "10", "--shard", "x"), "write I/N"),
+        (("--sample", "10", "--shard", "1/2", "--merge", "2"), "not both"),
+        (("--contexts-only",), "Give --corpus FILE"),
+        (("--sample", "100000000"), "ask for 1 to 16,777,216"),
+    ],
+)
+def test_options_that_do_not_fit(checkpoint: Path, options: tuple[str, ...], said: str) -> None:
+    _, _, error = _run(str(checkpoint), *options)
+    assert error is not None
+    assert said in error.message
+
+
+def test_the_worker_samples_where_there_is_no_corpus(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = open_checkpoint(checkpoint)
+    monkeypatch.setattr("app.catalogue.Catalogue", lambda _store: SimpleNamespace(get=lambda _slug: found))
+    context = _Context({"slug": "sample", "sample": 200}, tmp_path)
+    outcome = handle(context)  # type: ignore[arg-type]
+    assert outcome.result["corpus"]["name"] == "sampled by this checkpoint"
+    assert Contexts.load(checkpoint, checkpoint_hash=found.hash) is not None

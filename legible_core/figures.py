@@ -1,0 +1,44 @@
+"""How figures are written, in one place, so that cards, pages and the terminal show the same digits; imports no torch.
+
+loss_text(4.4357513)          "4.4358"     four decimals: nats, and their standard error
+perplexity_text(84.41552)     "84.42"      two decimals
+share_text(0.8449751)         "0.8450"     four decimals, as on a card; pages show it as 84.5 %
+same("84.42", 84.43, "84.43")  True         what was written agrees with what is now, to the last digit
+"""
+
+from __future__ import annotations
+
+import math
+
+
+def loss_text(value: float) -> str:
+    """A loss in nats per token, or its standard error."""
+    return f"{value:.4f}"
+
+
+def perplexity_text(value: float) -> str:
+    """A perplexity, exp of the loss."""
+    return f"{value:.2f}" if value < 1e6 else f"{value:.3g}"
+
+
+def share_text(value: float) -> str:
+    """A share from 0 to 1 as it stands on a card."""
+    return f"{value:.4f}"
+
+
+def percent_text(value: float | None) -> str:
+    """A share from 0 to 1 for people, with one decimal; an en dash where it is undefined."""
+    return "–" if value is None or math.isnan(value) else f"{100 * value:.1f} %"
+
+
+def same(written: str, value: float, written_now: str) -> bool:
+    """Whether a figure as it was written agrees with the value now: to within one of the last written digit.
+
+    Another machine or library may add in another order and round the other way.
+    """
+    try:
+        was = float(written)
+    except ValueError:
+        return written == written_now
+    decimals = len(written_now.partition(".")[2])
+    return written == written_now or abs(was - value) <= 1.5 * 10.0**-decimals
