@@ -126,7 +126,7 @@ def said(task: TaskResult) -> str:
     if len(task.parts) > 1:
         words += f" in {len(task.parts)} paradigms"
     if task.limit is not None:
-        words += f", the first {task.limit:,} of each"
+        words += f", the first {task.limit:,}" + (" of each" if len(task.parts) > 1 else "")
     words += f"; {task.source}; {task.computed}" if task.computed else f"; {task.source}"
     if task.shortened:
         words += f"; {task.shortened:,} longer than the context, cut as the harness does"

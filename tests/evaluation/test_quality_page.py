@@ -1,0 +1,75 @@
+"""The section of a model's page: figures with errors beside the twin's, or why there are none; everything escaped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from evaluation_samples import make_checkpoint
+from fastapi.testclient import TestClient
+
+from app.main import create_app
+from app.pages.quality import stored_of, table
+from app.settings import Settings
+from legible_core.evaluation.records import FILE, Evaluation, PartResult, TaskResult
+
+HOSTILE = "<b>npi&</b>"
+
+
+def result(right: list[int]) -> TaskResult:
+    labels = {"field": "syntax", "term": HOSTILE}
+    parts = tuple(PartResult(n, n, labels, {"acc": np.array(right, bool)}, 0.5) for n in ("one_<i>", "two"))
+    return TaskResult("blimp", parts, computed="float32 on cpu")
+
+
+@pytest.fixture
+def site(tmp_path: Path, tokenizer_path: Path):
+    settings = Settings.load(data_dir=tmp_path / "data", workers=0)
+    app = create_app(settings)
+    twin = make_checkpoint(tmp_path / "twin", tokenizer_path, seed=1)
+    ours = make_checkpoint(tmp_path / "ours", tokenizer_path, {"twin": "twin"})
+    for checkpoint in (ours, twin):
+        app.state.services.store.add_checkpoint(checkpoint.slug, checkpoint.hash, str(checkpoint.path))
+    app.state.services.catalogue.refresh()
+    yield TestClient(app, base_url="http://127.0.0.1:8321"), ours, twin
+    app.state.services.close()
+
+
+def test_before_any_judging_the_page_names_the_command(site):
+    client, ours, _ = site
+    assert "legible eval ours --data DIR" in client.get("/models/ours").text
+    assert client.get("/models/ours.json").json()["evaluation"] is None
+    (ours.path / FILE).write_text("{")
+    assert "The stored results cannot be used" in client.get("/models/ours").text
+
+
+def test_figures_stand_beside_the_twins(site):
+    client, ours, twin = site
+    Evaluation(ours.hash, {"blimp": result([1, 1, 1, 0])}).write(ours.path / FILE)
+    Evaluation(twin.hash, {"blimp": result([1, 1, 0, 0])}).write(twin.path / FILE)
+    text = client.get("/models/ours").text
+    assert "0.7500 ± 0.1768" in text
+    assert "0.5000 ± 0.2041" in text
+    assert "+0.2500 ± 0.1768" in text
+    assert 'href="/models/twin"' in text
+    assert HOSTILE not in text
+    assert "&lt;b&gt;npi&amp;&lt;/b&gt;" in text
+    assert "each of the 2 paradigms" in text
+    figure = client.get("/models/ours.json").json()["evaluation"]["blimp"]["figures"]["acc"]
+    assert figure["value"] == 0.75
+    assert "paired difference" not in client.get("/models/twin").text
+
+
+def test_results_of_other_weights_are_not_shown(site):
+    client, ours, _ = site
+    Evaluation("f" * 64, {"blimp": result([1, 0])}).write(ours.path / FILE)
+    assert stored_of(ours)[0] is None
+    assert "legible eval ours" in client.get("/models/ours").text
+
+
+def test_a_table_without_a_twin_has_no_difference():
+    shown = table(result([1, 0]))
+    assert [row.level for row in shown.rows] == ["all", "field", "term"]
+    assert {row.difference for row in (*shown.rows, *shown.parts)} == {"–"}
+    assert shown.rows[0].chance == "0.5000"
