@@ -52,7 +52,8 @@ def parity(
     rows = [result.to_json() for result in results]
     document = {"recipe": _plain(plan), "results": rows}
     if out is not None:
-        _write(out, json.dumps(document, indent=1) + "\n")
+        lines = ",\n".join(json.dumps(row) for row in rows)
+        _write(out, f'{{"recipe": {json.dumps(document["recipe"])},\n"results": [\n{lines}\n]}}\n')
     if figure is not None:
         _write(figure, plot(rows))
     typer.echo(json.dumps(document) if as_json else _table(plan, results))

@@ -44,6 +44,8 @@ def plot(results: Sequence[dict[str, Any]]) -> str:
     for number, n in enumerate(bits):
         x0, y0 = LEFT + number % COLUMNS * (PANEL + GAP), TOP + number // COLUMNS * (HEIGHT + 60)
         parts += _panel(n, [row for row in results if row["bits"] == n], layers, x0, y0, low, high)
+    said = "across: parameters, on a logarithmic scale; up: accuracy over all inputs, ± one standard error over starts"
+    parts.append(f'<text class="soft" x="{LEFT}" y="{height - 14}">{said}</text>')
     parts.append("</svg>\n")
     return "\n".join(parts)
 
@@ -68,8 +70,6 @@ def _panel(
                 f'<text class="soft" x="{where}" y="{y0 + HEIGHT + 16}" text-anchor="middle">{2**exponent}</text>'
             )
     parts.append(f'<path class="axis" d="M{x0} {y0}V{y0 + HEIGHT}H{x0 + PANEL}"/>')
-    if n == 2:
-        parts.append(f'<text class="soft" x="{x0}" y="{y0 + HEIGHT + 32}">parameters (log scale); accuracy</text>')
     for layer in layers:
         colour, dash, marker = STYLES.get(layer, ("#888", "", "circle"))
         points = sorted(

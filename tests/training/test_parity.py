@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -130,3 +131,17 @@ def test_the_figure_has_a_panel_a_number_of_bits_and_a_line_a_layer() -> None:
     assert len(drawn.findall(f"{space}polyline")) == 4
     said = {element.text for element in drawn.iter(f"{space}text")}
     assert {"2 bits", "3 bits", "<odd>", "0.5", "1"} <= said
+
+
+def test_the_document_is_what_the_stored_results_say() -> None:
+    docs = FILE.parents[1] / "docs"
+    document = json.loads((docs / "parity.json").read_text(encoding="utf-8"))
+    recipe = load_parity(FILE)
+    assert document["recipe"] == json.loads(json.dumps(dataclasses.asdict(recipe)))
+    results = [Result(**row) for row in document["results"]]
+    assert len(results) == len(recipe.settings())
+    text = (docs / "parity.md").read_text(encoding="utf-8")
+    for bits in recipe.bits:
+        found = [needed(results, bits, layer) for layer in recipe.layers]
+        assert f"| {bits} | " + " | ".join("–" if n is None else str(n) for n in found) + " |" in text
+    assert plot(document["results"]) == (docs / "images" / "parity.svg").read_text(encoding="utf-8")
