@@ -69,21 +69,24 @@ class Record:
 
 
 @contextmanager
-def announced(data_dir: Path, folder: Path) -> Iterator[None]:
+def announced(data_dir: Path, folder: Path, *, really: bool = True) -> Iterator[None]:
     """Let the workbench know of a run's folder while the body trains it, and afterwards that it ended.
 
-    Training goes on where the record cannot be written; standard error says so.
+    Nothing is done when not `really` (of several processes one speaks). Training goes on where the record cannot be
+    written; standard error says so.
     """
     place = data_dir / "runs" / f"{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:16]}.json"
     record = {
         "version": 1, "folder": str(folder.absolute()), "started": time.time(), "pid": os.getpid(),
         "host": socket.gethostname(), "ended": False,
     }  # fmt: skip
-    _write(place, record)
+    if really:
+        _write(place, record)
     try:
         yield
     finally:
-        _write(place, {**record, "ended": True})
+        if really:
+            _write(place, {**record, "ended": True})
 
 
 def _write(place: Path, record: dict[str, Any]) -> None:

@@ -154,30 +154,38 @@
     if (below > 0) strip.scrollTop += below + 4;
   });
 
-  // Plotly figures: data in a JSON block, colours from the page, redrawn when light turns dark.
-  const draw = () => {
+  // Plotly figures: data in a JSON block, colours from the page, redrawn when light turns dark, and in place when a
+  // page that follows something has exchanged the data.
+  const drawn = new WeakMap();
+  const draw = (all) => {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
     document.querySelectorAll("[data-plotly]").forEach((place) => {
-      const figure = JSON.parse(document.getElementById(place.dataset.plotly).textContent);
+      const text = document.getElementById(place.dataset.plotly).textContent;
+      if (!all && drawn.get(place) === text) return;
+      drawn.set(place, text);
+      const figure = JSON.parse(text);
       const axis = { gridcolor: colour("--line"), zerolinecolor: colour("--line"), linecolor: colour("--line") };
       figure.data.filter((trace) => trace.type === "heatmap").forEach((trace) => {
         trace.colorscale = [[0, colour("--raised")], [1, colour("--accent")]];
       });
+      const axes = Object.keys(figure.layout).filter((name) => /^[xy]axis\d+$/.test(name));
       Plotly.react(place, figure.data, {
         ...figure.layout,
         title: { ...figure.layout.title, font: { size: 14 }, x: 0, xref: "paper", y: 0.98, yanchor: "top" },
         paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
         font: { family: style.getPropertyValue("--sans"), size: 12, color: colour("--ink") },
-        margin: { l: 48, r: 12, t: 64, b: 44 }, height: 340, autosize: true,
+        margin: { l: 48, r: 12, t: 64, b: 44 }, height: figure.layout.height || 340, autosize: true,
         legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal" },
         xaxis: { ...axis, ...figure.layout.xaxis }, yaxis: { ...axis, ...figure.layout.yaxis },
+        ...Object.fromEntries(axes.map((name) => [name, { ...axis, ...figure.layout[name] }])),
       }, { displayModeBar: false, responsive: true });
     });
   };
   window.addEventListener("load", () => {
-    if (!window.Plotly || !document.querySelector("[data-plotly]")) return;
-    draw();
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+    if (!window.Plotly) return;
+    draw(true);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(true));
+    document.addEventListener("htmx:after:swap", () => draw(false));
   });
 })();

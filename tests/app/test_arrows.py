@@ -48,7 +48,7 @@ APP = """
     indexing
     scanning looking
     handlers
-    figures
+    figures run_figures
     pages
     main
     commands
