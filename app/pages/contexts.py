@@ -73,6 +73,7 @@ class Context:
     poll: str
     retry: str
     result: dict[str, Any] | None
+    digest: str = ""
 
 
 def context_of(
@@ -106,7 +107,7 @@ def context_of(
     )
     if job.state == "done" and job.result is not None:
         strip = _strip(job.result, [token.display for token in reading.summary.tokens], stored.position)
-        return Context(offers, href, target, strip, "", "", "", job.result)
+        return Context(offers, href, target, strip, "", "", "", job.result, stored.digest)
     if job.active or job.state == "done":
         poll = address(reading=stored.digest, **chosen)
         return Context(offers, href, target, (), state_of(services, job), poll, "", None)

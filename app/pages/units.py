@@ -11,7 +11,9 @@ from markupsafe import Markup
 
 from app.figures import decay_curve, histogram
 from app.leading import readings_led_by
-from app.pages.contexts import AskedContext, Context, asked_context, context_of
+from app.pages.contexts import AskedContext, Context, Shaded, asked_context, context_of
+from app.pages.corpus_contexts import Strips, contexts_of, strips_of
+from app.pages.detail import state_of
 from app.pages.formula import Piece, operand_piece, plain, promote_piece
 from app.pages.home import Card, reading_cards
 from app.pages.layers import check_layer
@@ -20,8 +22,10 @@ from app.pages.panel import KIND_NAMES
 from app.pages.view import page, twin
 from app.services import Services, services
 from app.urls import Urls, urls_for
+from legible_core.config import ModelConfig
 from legible_core.errors import LegibleError
-from legible_core.naming.names import ComponentName, Label, OperandName, Promotion
+from legible_core.naming.names import ComponentName, Label, Names, OperandName, Promotion
+from legible_core.reads import opens, recall
 from legible_core.registry import Checkpoint
 from legible_core.units import BOUNDED, GLYPHS, PLAIN_NAMES, Unit, parse
 
@@ -37,6 +41,57 @@ class OperandColumn:
     name: Piece
     evidence: OperandName
     bars: Markup
+    contexts: Strips | None
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """A promoted token: its weight, and the unit's place among all components whose list holds the token."""
+
+    token: Promotion
+    place: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """A unit like this one."""
+
+    id: str
+    href: str
+    glyph: str
+    formula: tuple[Piece, ...]
+    cosine: float
+    overlap: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Similar:
+    """Units that write alike and units that detect alike; until the worker has compared them, `message`."""
+
+    writes: tuple[Alike, ...]
+    detects: tuple[Alike, ...]
+    message: str
+    poll: str
+    retry: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mattered:
+    """A reading that this unit led."""
+
+    card: Card
+    place: int
+    term: float
+    target_rank: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What each token of the context left of a quantifier's value at the marked one; the parts add up to `value`."""
+
+    tokens: tuple[Shaded, ...]
+    value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +110,18 @@ class UnitPage:
     operands: tuple[OperandColumn, ...]
     promote: Piece | None
     label: Label | None
-    promotes: tuple[Promotion, ...]
+    promotes: tuple[Promoted, ...]
     rare: tuple[Promotion, ...]
     name: ComponentName | None
     curve: Markup | None
     decay: float | None
     half_life: float | None
     context: Context
-    mattered: tuple[Card, ...]
+    own_contexts: Strips | None
+    memory: Memory | None
+    similar: Similar
+    mattered: tuple[Mattered, ...]
+    values_href: str
     before: str | None
     after: str | None
 
@@ -74,6 +133,8 @@ def unit_json(slug: str, unit: str, services: Annotated[Services, Depends(servic
     names, missing = names_of(checkpoint)
     name = component_of(names, component)
     operands = operands_of(names, name) if names is not None and name is not None else ()
+    contexts = contexts_of(checkpoint)
+    led = readings_led_by(services.store.database, checkpoint.hash, str(component), MATTERED)
     return twin(
         {
             "id": str(component),
@@ -82,6 +143,18 @@ def unit_json(slug: str, unit: str, services: Annotated[Services, Depends(servic
             "kind": checkpoint.config.feed_forward.kind(component.unit),
             "name": None if name is None else name.to_json(),
             "operands": [operand.to_json() for operand in operands],
+            "promotes": _promoted(names, component, name),
+            "contexts": {
+                str(part): strips_of(contexts, part)
+                for part in dict.fromkeys((*opens(checkpoint.config, component), component))
+            },
+            "readings": [
+                {
+                    "digest": row.card.digest, "position": row.card.position, "target": row.card.target,
+                    "place": row.place, "term": row.term, "target_rank": row.target_rank,
+                }
+                for row in led
+            ],
             "missing": missing,
         }
     )
@@ -117,10 +190,16 @@ def _unit(services: Services, checkpoint: Checkpoint, unit: Unit, asked: AskedCo
     name = component_of(names, unit)
     pieces: tuple[Piece, ...] = ()
     columns: tuple[OperandColumn, ...] = ()
+    contexts = contexts_of(checkpoint)
     if names is not None and name is not None:
         pieces = pieces_of(names, name)
         columns = tuple(
-            OperandColumn(operand_piece(o), o, histogram(o.histogram, f"How often {o.id} takes each value"))
+            OperandColumn(
+                operand_piece(o),
+                o,
+                histogram(o.histogram, f"How often {o.id} takes each value"),
+                strips_of(contexts, parse(o.id)),
+            )
             for o in operands_of(names, name)
         )
     decay = name.decay if name is not None else None
@@ -128,6 +207,7 @@ def _unit(services: Services, checkpoint: Checkpoint, unit: Unit, asked: AskedCo
     def address(**query: Any) -> str:
         return urls.unit(checkpoint.slug, unit, **query)
 
+    context = context_of(services, urls, checkpoint, unit, asked, address)
     title = f"{GLYPHS[kind]} {unit}" + (f" {plain(pieces)}" if pieces else "") + f" · {checkpoint.slug}"
     return UnitPage(
         title=title,
@@ -144,23 +224,93 @@ def _unit(services: Services, checkpoint: Checkpoint, unit: Unit, asked: AskedCo
         operands=columns,
         promote=promote_piece(name.promotes, name.label) if name is not None else None,
         label=name.label if name is not None else None,
-        promotes=name.promotes if name is not None else (),
+        promotes=_promoted(names, unit, name),
         rare=name.rare if name is not None else (),
         name=name,
         curve=decay_curve(decay) if decay is not None else None,
         decay=decay,
         half_life=name.half_life if name is not None else None,
-        mattered=reading_cards(
-            urls,
-            [led.card for led in readings_led_by(services.store.database, checkpoint.hash, str(unit), MATTERED)],
-            component=str(unit),
-        ),
-        context=context_of(services, urls, checkpoint, unit, asked, address),
+        mattered=_mattered(services, urls, checkpoint, unit),
+        context=context,
+        own_contexts=None if kind == "sigmoid" else strips_of(contexts, unit, bounded=kind in BOUNDED),
+        memory=_memory(kind, context),
+        similar=_similar(services, urls, checkpoint, names, unit, urls.unit(checkpoint.slug, unit)),
+        values_href=urls.values(checkpoint.slug, components=",".join([str(unit), *_read_by(config, unit)])),
         before=urls.unit(checkpoint.slug, Unit(unit.layer, unit.unit - 1)) if unit.unit else None,
         after=urls.unit(checkpoint.slug, Unit(unit.layer, unit.unit + 1))
         if unit.unit + 1 < config.feed_forward.d_ff
         else None,
     )
+
+
+def _read_by(config: ModelConfig, unit: Unit) -> list[str]:
+    return [str(operand) for operand in opens(config, unit)]
+
+
+def _promoted(names: Names | None, unit: Unit, name: ComponentName | None) -> tuple[Promoted, ...]:
+    if names is None or name is None:
+        return ()
+    places = names.promote_places(unit)
+    return tuple(Promoted(token, *place) for token, place in zip(name.promotes, places, strict=True))
+
+
+def _mattered(services: Services, urls: Urls, checkpoint: Checkpoint, unit: Unit) -> tuple[Mattered, ...]:
+    found = readings_led_by(services.store.database, checkpoint.hash, str(unit), MATTERED)
+    cards = reading_cards(urls, [led.card for led in found], component=str(unit))
+    return tuple(
+        Mattered(card, led.place, led.term, led.target_rank) for card, led in zip(cards, found, strict=True)
+    )  # fmt: skip
+
+
+def _memory(kind: str, context: Context) -> Memory | None:
+    """A quantifier's memory over the tokens of the context, up to the marked one."""
+    result = context.result
+    if result is None or kind not in ("existential", "proportion"):
+        return None
+    position = int(result["position"])
+    m = [float(value) for value in result["operands"][0]["values"][: position + 1]]
+    left = recall(kind, m, float(result["decay"]))
+    value = sum(left)
+    tokens = tuple(
+        Shaded(
+            token.display,
+            min(4, round(4 * part / value)) if value > 0 else 0,
+            f"{index}: m {m[index]:.2f}, left {part:.3f}",
+            index == position,
+        )
+        for index, (token, part) in enumerate(zip(context.strip, left, strict=False))
+    )
+    return Memory(tokens, value)
+
+
+def _similar(
+    services: Services, urls: Urls, checkpoint: Checkpoint, names: Names | None, unit: Unit, poll: str
+) -> Similar:
+    """The worker compares a unit with all others once for each scan; its answer is kept."""
+    scanned = "-" if names is None else str(names.meta["corpus"].get("sha256"))[:16]
+    key = f"similar:{checkpoint.hash}:{unit}:{scanned}"
+    job = services.queue.find(key)
+    if job is None or (job.state == "done" and job.result is None):
+        payload = {
+            "checkpoint": checkpoint.hash, "slug": checkpoint.slug, "dtype": services.settings.dtype, "unit": str(unit)
+        }  # fmt: skip
+        job = services.queue.submit("similar", key, payload)
+    if job.result is None:
+        if job.active:
+            return Similar((), (), state_of(services, job), poll, "")
+        reason = str((job.error or {}).get("message", "It was cancelled."))
+        return Similar((), (), reason, "", urls.job_part(job.id, "retry"))
+
+    def alike(row: dict[str, Any]) -> Alike:
+        other = parse(row["id"])
+        assert isinstance(other, Unit)
+        name = component_of(names, other)
+        pieces = pieces_of(names, name) if names is not None and name is not None else ()
+        glyph = GLYPHS[checkpoint.config.feed_forward.kind(other.unit)]
+        return Alike(row["id"], urls.unit(checkpoint.slug, other), glyph, pieces, row["cosine"], row["overlap"])
+
+    writes, detects = (tuple(alike(row) for row in job.result[side]) for side in ("writes", "detects"))
+    return Similar(writes, detects, "", "", "")
 
 
 def _operand_ids(kind: str, unit: Unit, pair: int) -> tuple[str, ...]:

@@ -157,7 +157,7 @@ def values_page(services: Services, urls: Urls, looked: Looked, part: int, table
         columns=_columns(displays[: last - first], first, looked.values[part], measures, series),
         parts=tuple(_part(urls, looked, index, index == part, href) for index in range(len(looked.spans))),
         poll=href() if any(job.active for job in looked.jobs) else "",
-        message=state_of(services, job) if looked.values[part] is None and job.active else "",
+        message=_waiting(services, job) if looked.values[part] is None and job.active else "",
         json_href=urls.json(urls.values(slug, digest, components=listed)),
         delete_href=urls.values(slug, digest, "delete"),
         table=table,
@@ -187,6 +187,13 @@ def form_page(checkpoint: Checkpoint, components: Sequence[Component], text: str
         table=False,
         other_view="",
     )
+
+
+def _waiting(services: Services, job: Job) -> str:
+    """Where the part in sight is: in the line, or at which window."""
+    if job.state == "running" and job.total:
+        return f"Window {int(job.done or 0) + 1} of {int(job.total)}…"
+    return state_of(services, job)
 
 
 def _series(looked: Looked) -> list[Series]:
@@ -234,6 +241,7 @@ def _stacked(
                 highest=tuple(
                     High(known[int(places[i])], int(places[i]), float(values[i]), where(int(places[i])))
                     for i in np.argsort(-values, kind="stable")[:HIGHEST]
+                    if values[i] > 0
                 ),
                 without_href=href(components=others) if others else "",
             )

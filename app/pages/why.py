@@ -143,7 +143,8 @@ def why_json(
     if job.state != "done" or job.result is None:
         return twin(waiting_json(services, job), status=202)
     heads, units = unpack_terms(job.result["terms"], job.result["heads_shape"], job.result["units_shape"])
-    return twin({**job.result, "terms": None, "heads": heads.tolist(), "units": units.tolist()})
+    whole = {name: value for name, value in job.result.items() if name != "terms"}
+    return twin({**whole, "heads": heads.tolist(), "units": units.tolist()})
 
 
 @router.get("/{operand}")
@@ -296,13 +297,18 @@ def _further(found: dict[str, Any], at: int, further: Any, source: Any) -> tuple
     """The links one click further upstream; a head's leads to its attended tokens, which lead on."""
     if found["kind"] == "head":
         return (Further("attended tokens", source(found["id"]), "where it looked, and what it found there"),)
-    links = []
+    links: list[Further] = []
     for part in found["opens"]:
+        # Of a quantifier's memory, what left a trace; the first is the strongest.
+        if links and part.get("left", 1.0) < 0.05:
+            continue
         name = "itself" if part["id"] == found["id"] else part["id"].partition(".")[2]
+        name = "" if "left" in part and links else name
         value = "" if part.get("value") is None else f" {short(part['value'])}"
         where = "" if part["position"] == at and "left" not in part else f" at {part['position']}"
         left = f", which left {part['left']:.2f} of its value here" if "left" in part else ""
-        links.append(Further(f"{name}{value}{where}", further(part["id"], part["position"]), f"why was that on{left}"))
+        href = further(part["id"], part["position"])
+        links.append(Further(f"{name}{value}{where}".strip(), href, f"why was that on{left}"))
     return tuple(links)
 
 

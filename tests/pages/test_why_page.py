@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from page_samples import SLUG, Site, links, parsed, title
@@ -43,6 +44,8 @@ def test_the_page_waits_for_the_worker_and_then_closes_the_sum(site: Site, diges
     total = sum(map(sum, data["heads"])) + sum(map(sum, data["units"])) + sum(t["value"] for t in data["floor"])
     assert total == pytest.approx(data["sum"], abs=1e-4)
     assert abs(data["residual"]) <= data["tolerance"]
+    document = (Path(__file__).parents[2] / "docs" / "why.md").read_text(encoding="utf-8")
+    assert [name for name in data if f"`{name}`" not in document] == [], "every field is documented"
     assert "<svg" in page
     assert len(page) < 150_000
     for tag, attrs in parsed(page).tags:
