@@ -45,6 +45,33 @@ def test_chunked_loss_is_cross_entropy_with_gradients(rows: int) -> None:
         assert next_token_loss(x, w, targets).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
+def test_the_loss_of_a_sure_mistake_is_exact() -> None:
+    """A probability of the wanted token that float32 rounds to 0 is still a finite loss, with its gradient."""
+    x = torch.tensor([[300.0, 0.0], [0.0, 300.0]], requires_grad=True)
+    loss = next_token_loss(x, torch.eye(2), torch.tensor([1, 1]))
+    assert loss.item() == 150.0
+    loss.backward()
+    assert x.grad is not None
+    assert torch.allclose(x.grad, torch.tensor([[0.5, -0.5], [0.0, 0.0]]))
+
+
+def test_autocast_leaves_the_loss_in_float32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(CHUNK + 5, 8, generator=generator)
+    w = torch.randn(31, 8, generator=generator)
+    targets = torch.randint(0, 31, (len(x),), generator=generator)
+    inputs = [x.requires_grad_(), w.requires_grad_()]
+    exact = next_token_loss(*inputs, targets)  # type: ignore[call-arg]
+    by_exact = torch.autograd.grad(exact, inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = next_token_loss(*inputs, targets)  # type: ignore[call-arg]
+    assert cast.dtype == torch.float32
+    assert cast.item() == pytest.approx(exact.item(), rel=1e-3)
+    for mine, theirs in zip(torch.autograd.grad(cast, inputs), by_exact, strict=True):
+        assert mine.dtype == torch.float32
+        assert (mine - theirs).norm() < 0.01 * theirs.norm()
+
+
 @pytest.mark.parametrize("shape", [(16, 16), (40, 16), (16, 40)])
 def test_muon_steps_as_torch_s(shape: tuple[int, int]) -> None:
     """Same momentum, scale and decay as torch.optim.Muon, whose bfloat16 iteration gives the only difference."""
