@@ -33,11 +33,12 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(slots=True)
 class Kept:
-    """A page, what it was made of, and when that was last looked at."""
+    """A page, what it was made of, when that was last looked at, and when it was made."""
 
     body: bytes
     mark: Hashable
     seen: float
+    made: float
 
 
 def setup(app: FastAPI) -> None:
@@ -60,7 +61,8 @@ async def kept(request: Request, mark: Callable[[], Hashable], make: Callable[[]
         made = make()
         if isinstance(made, Response):
             return made
-        pages.put(key, Kept(made, now, time.monotonic()), len(made))
+        at = time.monotonic()
+        pages.put(key, Kept(made, now, at, at), len(made))
         return HTMLResponse(made)
 
     return await run_in_threadpool(work)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
@@ -16,7 +16,7 @@ from app.pages.formula import Piece, tokens
 from app.pages.kept import asked, kept
 from app.pages.view import clipped, html, twin
 from app.search import MAX_PAGE, PAGE, ComponentHit, Group, GroupName, NamesSearch, OperandHit, groups_of
-from app.search_query import FIELDS, Side, parse_query
+from app.search_query import FIELDS, MAX_CHARACTERS, Side, parse_query
 from app.search_query import Query as Search
 from app.search_text import fold_label
 from app.services import Services, services
@@ -141,7 +141,9 @@ async def search(request: Request) -> Response:
             context = _page(services, urls_for(request), chosen, state, parsed, None)
         except LegibleError as wrong:  # the box stays, so that the search can be mended
             error = wrong
-            context = _page(services, urls_for(request), Asked(side=chosen.side), state, Search(), error)
+            typed = chosen.q if len(chosen.q) <= MAX_CHARACTERS else ""
+            empty = _page(services, urls_for(request), Asked(), state, Search(), error)
+            context = replace(empty, q=typed, labels=())
         body = html(request, "search.html", context)
         if error is None and not context.poll:
             return body.encode()

@@ -282,7 +282,12 @@ def test_a_page_takes_as_many_queries_however_much_it_shows(searched: Site) -> N
         ("/search?q=xyzzy", "/search?q=worst"),
         ("/search?q=kind:existential+model:tiny", "/search?q=kind:intersection"),
         (f"/models/{SLUG}/units/L0.u1", "/models/made-up/units/L0.u1"),
+        (f"/models/{SLUG}/heads/L0.h1", "/models/made-up/heads/L0.h1"),
+        (f"/models/{SLUG}", "/models/made-up"),
     ):
+        for address in (few, many):
+            searched.client.get(address)
+        searched.work()  # what a page asks a worker for is there
         assert cost(searched, few) == cost(searched, many) <= 12, (few, many)
 
 
@@ -310,5 +315,35 @@ def test_a_kept_page_is_made_again_when_its_names_change(tmp_path: Path, monkeyp
         assert len(seen) <= 4
         synthetic.write_names(own.path, LAYERS, own.hash, seed=7)
         assert site.client.get(f"/models/{SLUG}/layers/0").text != first
+    finally:
+        site.services.close()
+
+
+def test_pages_of_units_are_kept_until_something_that_they_show_changes(
+    scanned: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.pages.keeper.TRUST_SECONDS", 0.0)
+    site = open_site(tmp_path / "data", scanned, token="secret", allowed_hosts="lab.example")
+    site.client.headers["authorization"] = "Bearer secret"
+    try:
+        address = f"/models/{SLUG}/units/L0.u3"
+        site.client.get(address)
+        site.work()  # what it looks up with the worker is there, so that it polls no more
+        first = site.client.get(address)
+        assert 'hx-trigger="every' not in first.text
+        with counting(site) as seen:
+            again = site.client.get(address)
+        assert (again.text, again.headers) == (first.text, first.headers)
+        asked = [statement for statement in seen if statement.startswith("SELECT")]
+        assert len(asked) <= 2, "the newest event and the newest reading"
+        assert site.client.get(address, headers={"authorization": ""}).status_code == 401, "kept behind the guard"
+        site.read("it was the best of times")
+        with counting(site) as seen:
+            site.client.get(address)
+        assert len(seen) > 4, "made again: a reading was stored"
+        waiting = site.client.get(address).text
+        assert "hx-trigger" in waiting, "it looks at the reading's text, and polls"
+        site.work()
+        assert site.client.get(address).text != waiting
     finally:
         site.services.close()
