@@ -119,6 +119,7 @@ class UnitPage:
     context: Context
     own_contexts: Strips | None
     memory: Memory | None
+    whys: tuple[tuple[str, str], ...]
     similar: Similar
     mattered: tuple[Mattered, ...]
     values_href: str
@@ -234,6 +235,7 @@ def _unit(services: Services, checkpoint: Checkpoint, unit: Unit, asked: AskedCo
         context=context,
         own_contexts=None if kind == "sigmoid" else strips_of(contexts, unit, bounded=kind in BOUNDED),
         memory=_memory(kind, context),
+        whys=_whys(urls, checkpoint, unit, context),
         similar=_similar(services, urls, checkpoint, names, unit, urls.unit(checkpoint.slug, unit)),
         values_href=urls.values(checkpoint.slug, components=",".join([str(unit), *_read_by(config, unit)])),
         before=urls.unit(checkpoint.slug, Unit(unit.layer, unit.unit - 1)) if unit.unit else None,
@@ -281,6 +283,17 @@ def _memory(kind: str, context: Context) -> Memory | None:
         for index, (token, part) in enumerate(zip(context.strip, left, strict=False))
     )
     return Memory(tokens, value)
+
+
+def _whys(urls: Urls, checkpoint: Checkpoint, unit: Unit, context: Context) -> tuple[tuple[str, str], ...]:
+    """Links that say why each operand was on at the marked token of the context."""
+    if context.result is None:
+        return ()
+    at = int(context.result["position"])
+    return tuple(
+        (str(operand), urls.why(checkpoint.slug, context.digest, operand, at=at))
+        for operand in opens(checkpoint.config, unit) or (unit,)
+    )
 
 
 def _similar(

@@ -82,6 +82,7 @@ def test_a_quantifiers_memory_over_a_context_adds_up(site: Site) -> None:
         site.work()
         page = site.client.get(url).text
         assert "Its memory at the marked token" in page
+        assert any(re.search(rf"/{digest}/why/L0\.u{unit}\.m\?at=\d+$", link) for link in links(page))
         left = [float(value) for value in re.findall(r"m \d\.\d\d, left (\d\.\d+)", page)]
         value = re.search(r"part of its value, (\d\.\d+)", page)
         assert value is not None
