@@ -41,20 +41,17 @@ class Muon:
     @torch.no_grad()
     def step(self) -> None:
         for shape, indices in self.shapes.items():
-            updates = []
-            for index in indices:
-                grad = self.parameters[index].grad
-                assert grad is not None
-                buffer = self.buffers[index]
-                buffer.lerp_(grad, 1 - self.momentum)
-                updates.append(torch.lerp(grad, buffer, self.momentum))
-            stacked = torch.stack(updates)
-            directions = orthogonalise(stacked)
+            parameters = [self.parameters[index] for index in indices]
+            buffers = [self.buffers[index] for index in indices]
+            grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            assert len(grads) == len(parameters)
+            # One call for all matrices of a shape: there are dozens, and each is small.
+            torch._foreach_lerp_(buffers, grads, 1 - self.momentum)
+            updates = torch._foreach_lerp(grads, buffers, self.momentum)
+            directions = orthogonalise(torch.stack(updates)).to(parameters[0].dtype)
+            torch._foreach_mul_(parameters, 1 - self.lr * self.decay)
             scale = math.sqrt(max(1.0, shape[0] / shape[1]))
-            for index, direction in zip(indices, directions, strict=True):
-                parameter = self.parameters[index]
-                parameter.mul_(1 - self.lr * self.decay)
-                parameter.add_(direction.to(parameter.dtype), alpha=-self.lr * scale)
+            torch._foreach_add_(parameters, list(directions.unbind()), alpha=-self.lr * scale)
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
@@ -108,7 +105,7 @@ class Optimiser:
             self.adam_names += list(matrices)
         groups = [group for group in groups if group["params"]]
         self.base = [float(group["lr"]) for group in groups]  # type: ignore[arg-type]
-        self.adam = torch.optim.AdamW(groups, betas=recipe.betas, eps=1e-8)
+        self.adam = torch.optim.AdamW(groups, betas=recipe.betas, eps=1e-8, fused=True)
 
     def set_factor(self, factor: float) -> None:
         """Scale every learning rate of the recipe by the schedule's factor."""
