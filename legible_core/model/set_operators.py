@@ -116,7 +116,8 @@ class _HiddenUnits(torch.autograd.Function):
                 by_m += pressed[..., pairs.stop :]
         aten.sigmoid_backward.grad_input(out, memberships, grad_input=out)
         if plain is not None:
-            by_plain = aten.gelu_backward(grad[..., layout.plain], plain)
+            # On contiguous memory oneDNN does it, which is worth the copy.
+            by_plain = aten.gelu_backward(grad[..., layout.plain].contiguous(), plain)
         by_pairs = out[..., pairs].chunk(2, -1) if layout.n_pairs else (None, None)
         return None, by_decay, None, *by_pairs, None if held is None else out[..., pairs.stop :], by_plain
 
