@@ -193,42 +193,81 @@ def attention_levels(row: Sequence[float]) -> list[int]:
 
 # The model page's figures: data only; static/app.js gives them the page's colours.
 
-CLASS_TONES = {"SELECTIVE": "#2f8f6f", "FUZZY": "#b9a44c", "CONSTANT": "#8b8f98"}
+# Colour and, for greyscale, hatching.
+CLASS_TONES = {"SELECTIVE": ("#2f8f6f", ""), "FUZZY": ("#b9a44c", "/"), "CONSTANT": ("#8b8f98", "x")}
 
 
-def per_layer_figure(rows: Sequence[Mapping[str, float | None]], title: str) -> dict[str, Any]:
+def per_layer_figure(rows: Sequence[Mapping[str, float | None]], title: str, under: str = "") -> dict[str, Any]:
     """Stacked bars of the three classes by layer; a layer without bounded values has no bar."""
-    layers = [f"L{i}" for i in range(len(rows))]
+    return composition_figure([f"L{i}" for i in range(len(rows))], rows, title, under)
+
+
+def composition_figure(
+    names: Sequence[str], rows: Sequence[Mapping[str, float | None]], title: str, under: str = ""
+) -> dict[str, Any]:
+    """Stacked bars of the three classes, one bar a name; `under` stands below the axis, also in an exported image."""
     return {
         "data": [
             {
-                "type": "bar", "name": name, "x": layers, "y": [row.get(name) for row in rows],
-                "marker": {"color": tone}, "hovertemplate": f"%{{x}} {name} %{{y:.1%}}<extra></extra>",
+                "type": "bar", "name": name, "x": list(names), "y": [row.get(name) for row in rows],
+                "marker": {
+                    "color": tone,
+                    "pattern": {"shape": shape, "fillmode": "overlay", "size": 7, "solidity": 0.15},
+                },
+                "hovertemplate": f"%{{x}} {name} %{{y:.1%}}<extra></extra>",
             }
-            for name, tone in CLASS_TONES.items()
+            for name, (tone, shape) in CLASS_TONES.items()
         ],
-        "layout": {"barmode": "stack", "title": {"text": title}, "yaxis": {"range": [0, 1], "tickformat": ".0%"}},
+        "layout": {
+            "barmode": "stack", "title": {"text": title}, "xaxis": {"title": _axis_title(under)},
+            "yaxis": {"range": [0, 1], "tickformat": ".0%"},
+        },
     }  # fmt: skip
 
 
-def heatmap_figure(values: Sequence[Sequence[float | None]], title: str) -> dict[str, Any]:
+def lines_figure(
+    names: Sequence[str], lines: Mapping[str, Sequence[float | None]], title: str, under: str = ""
+) -> dict[str, Any]:
+    """Shares by layer, one line each; where a share is undefined the line has a gap."""
+    looks = (("#2f8f6f", "solid", "circle"), ("#b5651d", "solid", "square"), ("#8b8f98", "dot", "diamond"))
+    return {
+        "data": [
+            {
+                "type": "scatter", "mode": "lines+markers", "name": name, "x": list(names), "y": list(values),
+                "line": {"color": tone, "dash": dash}, "marker": {"symbol": symbol, "size": 8},
+                "connectgaps": False, "hovertemplate": f"%{{x}} {name} %{{y:.1%}}<extra></extra>",
+            }
+            for (name, values), (tone, dash, symbol) in zip(lines.items(), looks, strict=False)
+        ],
+        "layout": {
+            "title": {"text": title}, "xaxis": {"title": _axis_title(under)},
+            "yaxis": {"range": [0, 1.02], "tickformat": ".0%"},
+        },
+    }  # fmt: skip
+
+
+def heatmap_figure(values: Sequence[Sequence[float | None]], title: str, under: str = "") -> dict[str, Any]:
     """Layers × heads, SELECTIVE share of each head; undefined heads stay empty."""
     return {
         "data": [
             {
                 "type": "heatmap", "z": [list(row) for row in values], "zmin": 0, "zmax": 1, "showscale": False,
                 "text": [["" if share is None else f"{share:.0%}" for share in row] for row in values],
-                "texttemplate": "%{text}",
+                "texttemplate": "%{text}", "hoverongaps": False,
                 "x": [f"h{i}" for i in range(len(values[0]) if values else 0)],
                 "y": [f"L{i}" for i in range(len(values))],
                 "hovertemplate": "%{y}.%{x} SELECTIVE %{z:.1%}<extra></extra>", "xgap": 1, "ygap": 1,
             }
         ],
-        "layout": {"title": {"text": title}, "yaxis": {"autorange": "reversed"}},
+        "layout": {
+            "title": {"text": title}, "xaxis": {"title": _axis_title(under)}, "yaxis": {"autorange": "reversed"},
+        },
     }  # fmt: skip
 
 
-def half_life_figure(existential: Sequence[float], proportion: Sequence[float], title: str) -> dict[str, Any]:
+def half_life_figure(
+    existential: Sequence[float], proportion: Sequence[float], title: str, under: str = "tokens"
+) -> dict[str, Any]:
     """Half-lives in tokens on a logarithmic axis, both sorts of quantifier."""
     low, high, bins = -1.0, 4.0, 50
     edges = np.linspace(low, high, bins + 1)
@@ -249,8 +288,12 @@ def half_life_figure(existential: Sequence[float], proportion: Sequence[float], 
                 ("∃ existential", existential, "#2f8f6f"), ("% proportion", proportion, "#8b8f98"),
             )
         ],
-        "layout": {"barmode": "stack", "title": {"text": title}, "xaxis": {"type": "log", "title": {"text": "tokens"}}},
+        "layout": {"barmode": "stack", "title": {"text": title}, "xaxis": {"type": "log", "title": _axis_title(under)}},
     }  # fmt: skip
+
+
+def _axis_title(text: str) -> dict[str, Any]:
+    return {"text": text, "font": {"size": 12}, "standoff": 6}
 
 
 def _open(width: float, height: float, label: str) -> str:

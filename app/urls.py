@@ -32,6 +32,14 @@ class Urls:
     def model(self, slug: str, **query: object) -> str:
         return self._url(("models", slug), query)
 
+    def model_figure(self, slug: str, figure: str, form: str) -> str:
+        """A figure's data; `form` is csv or json."""
+        return self._url(("models", slug, "figures", f"{figure}.{form}"), {})
+
+    def scans(self, slug: str) -> str:
+        """Where the model page's form posts a scan to."""
+        return self._url(("models", slug, "scans"), {})
+
     def layer(self, slug: str, layer: int, **query: object) -> str:
         return self._url(("models", slug, "layers", layer), query)
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import math
 
+# What `legible card` writes into a card's text stands between these.
+BEGIN, END = "<!-- figures: legible card writes these -->", "<!-- end of figures -->"
+
 
 def loss_text(value: float) -> str:
     """A loss in nats per token, or its standard error."""
@@ -42,3 +45,9 @@ def same(written: str, value: float, written_now: str) -> bool:
         return written == written_now
     decimals = len(written_now.partition(".")[2])
     return written == written_now or abs(was - value) <= 1.5 * 10.0**-decimals
+
+
+def without_tables(text: str) -> str:
+    """A card's text without the tables that `legible card` wrote, for a page that shows them itself."""
+    before, begin, rest = text.partition(BEGIN)
+    return before + rest.partition(END)[2] if begin else text

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import HTMLResponse
 
-from app.figures import half_life_figure, heatmap_figure, per_layer_figure
 from app.pages.home import describe
+from app.pages.model_figures import Figure, beside, figures_of
 from app.pages.named import names_of
 from app.pages.quality import Judged, document, judged, stored_of
-from app.pages.view import page, percent, plain, short, twin
+from app.pages.scans import ScanForm, scan_form
+from app.pages.view import page, percent, twin
 from app.services import Services, services
 from app.urls import Urls, urls_for
+from legible_core.figures import loss_text, perplexity_text, without_tables
 from legible_core.naming.names import Names
 from legible_core.registry import Checkpoint
-from legible_core.units import Unit
 
 router = APIRouter(prefix="/models", default_response_class=HTMLResponse)
 
-CLASSES = (("SELECTIVE", "selective"), ("FUZZY", "fuzzy"), ("CONSTANT", "constant"))
 # What a card says, in words; anything else on it is shown as written.
 CARD_WORDS = {
     "hash": "weights hash", "data": "data", "tokens": "tokens trained", "recipe": "recipe", "licence": "licence",
@@ -32,10 +30,11 @@ CARD_WORDS = {
     "heldout": "measured on", "evaluated_on": "measured on", "crisp": "operands crisp", "on": "operands ON",
     "selective": "operands SELECTIVE", "constant": "operands CONSTANT", "alive": "operands alive",
     "nameable": "operands nameable", "labelled": "operands labelled", "value_selective": "value channels SELECTIVE",
+    "half_life_median": "median half-life, tokens", "latches": "quantifiers that are latches",
 }  # fmt: skip
 # What a card measured, apart from where the checkpoint comes from; shares as per cent, counts in thousands.
-CARD_FIGURES = ("loss", "loss_se", "perplexity", "measured_tokens", "heldout", "evaluated_on")
-CARD_SHARES = ("crisp", "on", "selective", "constant", "alive", "nameable", "labelled", "value_selective")
+CARD_FIGURES = ("loss", "loss_se", "perplexity", "measured_tokens", "heldout", "evaluated_on", "half_life_median")
+CARD_SHARES = ("crisp", "on", "selective", "constant", "alive", "nameable", "labelled", "value_selective", "latches")
 QUALITY_WORDS = {"loss": "loss (nats a token)", "loss_se": "its standard error", "tokens": "predicted tokens"}
 CORPUS_WORDS = {
     "name": "text", "sha256": "SHA-256 of its ids", "naming": "tokens for names",
@@ -75,14 +74,6 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    id: str
-    caption: str
-    data: str
-    table: Table
-
-
-@dataclass(frozen=True, slots=True)
 class Block:
     """A part of the card's prose: "heading", "list", "plain" (kept as written, such as a table) or "paragraph"."""
 
@@ -110,6 +101,8 @@ class ModelPage:
     scanned: tuple[Fact, ...]
     missing: str | None
     figures: tuple[Figure, ...]
+    beside: str
+    scan: ScanForm
     layers: tuple[LayerLink, ...]
     config: dict[str, Any]
     hash: str
@@ -175,11 +168,13 @@ def _model(services: Services, slug: str, urls: Urls) -> ModelPage:
         said=describe(checkpoint),
         card=tuple(_card_fact(key, value) for key, value in fields.items() if key not in measured),
         card_figures=tuple(_card_fact(key, value) for key, value in fields.items() if key in measured),
-        body=_blocks(checkpoint.card.body),
+        body=_blocks(without_tables(checkpoint.card.body)),
         quality=_quality(checkpoint, names),
         scanned=_scanned(names),
         missing=missing,
-        figures=() if names is None else tuple(_figures(names)),
+        figures=() if names is None else figures_of(checkpoint, names, urls),
+        beside="" if names is None else beside(names),
+        scan=scan_form(services, checkpoint.slug, urls.scans(checkpoint.slug)),
         layers=tuple(
             LayerLink(layer, urls.layer(checkpoint.slug, layer), checkpoint.config.feed_forward.d_ff)
             for layer in range(checkpoint.config.n_layers)
@@ -193,7 +188,9 @@ def _model(services: Services, slug: str, urls: Urls) -> ModelPage:
 def _card_fact(key: str, value: str) -> Fact:
     """An entry of the card in words. A number that cannot be read is shown as it is written."""
     try:
-        if key in CARD_SHARES:
+        if key == "perplexity":
+            value = perplexity_text(float(value))
+        elif key in CARD_SHARES:
             value = percent(float(value), 1)
         elif key in ("tokens", "measured_tokens"):
             value = f"{int(value):,}"
@@ -226,11 +223,19 @@ def _quality(checkpoint: Checkpoint, names: Names | None) -> tuple[Fact, ...]:
     """Loss and perplexity where the scan measured them, else from the card."""
     if names is not None:
         return tuple(
-            Fact(QUALITY_WORDS.get(key, key.replace("_", " ")), _number(value))
+            Fact(QUALITY_WORDS.get(key, key.replace("_", " ")), _quality_text(key, value))
             for key, value in names.quality.items()
             if isinstance(value, str | int | float)
         )
-    return () if checkpoint.perplexity is None else (Fact("perplexity", short(checkpoint.perplexity, 1)),)
+    perplexity = checkpoint.perplexity
+    return () if perplexity is None else (Fact("perplexity", perplexity_text(perplexity)),)
+
+
+def _quality_text(key: str, value: str | int | float) -> str:
+    """The same digits as on the card and in the terminal."""
+    if isinstance(value, float) and key in ("loss", "loss_se"):
+        return loss_text(value)
+    return perplexity_text(value) if isinstance(value, float) and key == "perplexity" else _number(value)
 
 
 def _scanned(names: Names | None) -> tuple[Fact, ...]:
@@ -251,67 +256,3 @@ def _number(value: str | int | float) -> str:
     if isinstance(value, str):
         return value
     return f"{value:,}" if isinstance(value, int) else f"{value:,.3f}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def _figures(names: Names) -> list[Figure]:
-    layers = names.legibility.get("layers") or []
-    figures = []
-    for key, title in (
-        ("operands", "Feed-forward operands by layer"),
-        ("value", "Attention value channels by layer"),
-        ("head_operands", "Attention operands by layer"),
-    ):
-        rows = [layer.get(key) or {} for layer in layers]
-        if any(rows):
-            figures.append(_per_layer(key, title, rows))
-    heads = [list(layer.get("heads") or []) for layer in layers]
-    if any(share is not None for row in heads for share in row):
-        figures.append(_heatmap(heads))
-    half_lives = _half_lives(names)
-    if any(half_lives):
-        figures.append(_memory(*half_lives))
-    return figures
-
-
-def _per_layer(key: str, title: str, rows: list[dict[str, Any]]) -> Figure:
-    data = per_layer_figure([{name: row.get(field) for name, field in CLASSES} for row in rows], title)
-    head = ("layer", "channels", "crisp", "ON", *(name for name, _ in CLASSES))
-    table = tuple(
-        (
-            f"L{layer}", str(row.get("channels", "–")), percent(row.get("crisp"), 1), percent(row.get("on"), 1),
-            *(percent(row.get(field), 1) for _, field in CLASSES),
-        )
-        for layer, row in enumerate(rows)
-    )  # fmt: skip
-    return Figure(f"layers-{key}", title, json.dumps(plain(data)), Table(head, table))
-
-
-def _heatmap(heads: list[list[float | None]]) -> Figure:
-    title = "SELECTIVE share of each head's value channels"
-    head = ("layer", *(f"h{i}" for i in range(len(heads[0]) if heads else 0)))
-    table = tuple((f"L{layer}", *(percent(share) for share in row)) for layer, row in enumerate(heads))
-    return Figure("heads", title, json.dumps(plain(heatmap_figure(heads, title))), Table(head, table))
-
-
-def _half_lives(names: Names) -> tuple[list[float], list[float]]:
-    layout = names.config.feed_forward
-    found: tuple[list[float], list[float]] = ([], [])
-    for layer in range(names.config.n_layers):
-        for part, units in zip(found, (layout.existentials, layout.proportions), strict=True):
-            part.extend(names.component(Unit(layer, u)).half_life or 0.0 for u in range(units.start, units.stop))
-    return found
-
-
-def _memory(existential: list[float], proportion: list[float]) -> Figure:
-    title = "Half-lives of the quantifiers, in tokens"
-    edges = (0.0, 1.0, 4.0, 16.0, 32.0, 128.0, 1024.0, float("inf"))
-    rows = tuple(
-        (
-            f"{low:g} to {high:g}" if high != float("inf") else f"{low:g} or more",
-            str(sum(low <= x < high for x in existential)),
-            str(sum(low <= x < high for x in proportion)),
-        )
-        for low, high in pairwise(edges)
-    )
-    table = Table(("half-life", "∃ existential", "% proportion"), rows)
-    return Figure("half-lives", title, json.dumps(plain(half_life_figure(existential, proportion, title))), table)

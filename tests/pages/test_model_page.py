@@ -1,0 +1,179 @@
+"""The model page: every figure with its table, its data and the perplexity beside it; a scan queued from it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from page_samples import SLUG, Site, links, make_checkpoint, open_site, parsed
+
+from app.pages.model_figures import _inert
+from app.pages.scans import corpora_dir
+from legible_core.naming.contexts import Contexts
+from legible_core.naming.names import Names
+from legible_core.naming.tables import tables
+from legible_core.registry import open_checkpoint
+
+
+@pytest.fixture(scope="module")
+def names(scanned: object) -> Names:
+    found = Names.load(scanned.path)  # type: ignore[attr-defined]
+    assert found is not None
+    return found
+
+
+def test_each_figure_has_table_data_and_quality(shared: Site, names: Names) -> None:
+    page = shared.client.get(f"/models/{SLUG}").text
+    said = f"perplexity {names.quality['perplexity']:.2f} on corpus.txt"
+    drawn = dict(re.findall(r'<script type="application/json" id="data-([\w-]+)">(.*?)</script>', page, re.DOTALL))
+    assert set(drawn) >= {"selective", "value-channels", "operands", "composition", "heads", "half-lives"}
+    for table in tables(names):
+        part = page[page.index(f'<figure id="{table.id}"') :]
+        part = part[: part.index("</figure>")]
+        assert said in part or said in json.dumps(json.loads(drawn[table.id])), table.id
+        assert part.count("<tr>") == len(table.rows) + 1
+        assert f"{SLUG}/figures/{table.id}.csv" in part
+        assert f'data-export="{SLUG}-{table.id}"' in part
+        if table.id in drawn:
+            assert said in json.loads(drawn[table.id])["layout"]["xaxis"]["title"]["text"]
+
+
+def test_a_figures_files_are_its_table(shared: Site, names: Names) -> None:
+    for table in tables(names):
+        answer = shared.client.get(f"/models/{SLUG}/figures/{table.id}.csv")
+        assert answer.status_code == 200
+        assert answer.headers["content-disposition"] == f'attachment; filename="{SLUG}-{table.id}.csv"'
+        rows = list(csv.DictReader(io.StringIO(answer.text)))
+        assert len(rows) == len(table.rows)
+        for row, expected in zip(rows, table.records(), strict=True):
+            assert float(row.pop("perplexity")) == pytest.approx(names.quality["perplexity"])
+            assert row.pop("checkpoint") == shared.checkpoint.hash
+            for column, value in expected.items():
+                assert row[column] == ("" if value is None else str(_inert(value)))
+        twin = shared.client.get(f"/models/{SLUG}/figures/{table.id}.json").json()
+        assert twin["quality"] == names.quality
+        assert twin["corpus"]["name"] == "corpus.txt"
+        assert twin["rows"] == json.loads(json.dumps(table.records()))
+    assert shared.client.get(f"/models/{SLUG}/figures/half-lives.json").json()["memory"]["all"]["median"] > 0
+
+
+def test_undefined_is_a_gap_and_never_zero(shared: Site, names: Names) -> None:
+    rows = list(csv.DictReader(io.StringIO(shared.client.get(f"/models/{SLUG}/figures/heads.csv").text)))
+    assert rows[1]["h2"] == rows[1]["h3"] == ""
+    page = shared.client.get(f"/models/{SLUG}").text
+    drawn = json.loads(re.findall(r'id="data-heads">(.*?)</script>', page, re.DOTALL)[0])
+    assert drawn["data"][0]["z"][1][2:] == [None, None]
+
+
+def test_an_unknown_figure_names_those_there_are(shared: Site) -> None:
+    answer = shared.client.get(f"/models/{SLUG}/figures/nothing.json")
+    assert answer.status_code == 404
+    assert "it has selective" in answer.json()["error"]["message"]
+    assert shared.client.get("/models/other/figures/heads.csv").status_code == 404
+
+
+def test_a_spreadsheet_runs_no_cell() -> None:
+    assert [_inert(x) for x in ("=1+1", "-x", "@a", "plain", 1.5, None)] == ["'=1+1", "'-x", "'@a", "plain", 1.5, None]
+
+
+def test_a_checkpoint_without_names_has_no_figures(tmp_path: Path) -> None:
+    own = open_site(tmp_path / "data", make_checkpoint(tmp_path / "models", scan=False))
+    try:
+        page = own.client.get(f"/models/{SLUG}").text
+        assert "data-plotly" not in page
+        assert "No scan has named this checkpoint" in page
+        answer = own.client.get(f"/models/{SLUG}/figures/heads.json")
+        assert answer.status_code == 404
+        assert "legible scan" in answer.json()["error"]["message"]
+    finally:
+        own.services.close()
+
+
+# ---- a scan from the page --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(scanned: object, tmp_path: Path) -> Site:
+    """A workbench over a copy of the checkpoint that a scan may write to."""
+    folder = tmp_path / SLUG
+    shutil.copytree(scanned.path, folder)  # type: ignore[attr-defined]
+    return open_site(tmp_path / "data", open_checkpoint(folder))
+
+
+def test_a_text_of_the_folder_is_scanned(own: Site) -> None:
+    folder = corpora_dir(own.services.settings)
+    folder.mkdir(parents=True)
+    (folder / "mine.txt").write_text("it was the best of times " * 200, encoding="utf-8")
+    (folder / "image.png").write_bytes(b"no text")
+    page = own.client.get(f"/models/{SLUG}").text
+    assert "<option>mine.txt</option>" in page
+    assert "image.png" not in page
+    answer = own.client.post(f"/models/{SLUG}/scans", data={"corpus": "mine.txt"})
+    assert answer.status_code == 303
+    assert answer.headers["location"].startswith("/jobs/")
+    again = own.client.post(f"/models/{SLUG}/scans", data={"corpus": "mine.txt"})
+    assert again.headers["location"] == answer.headers["location"], "the same scan waits once"
+    own.work()
+    assert own.client.get(answer.headers["location"] + ".json").json()["job"]["state"] == "done"
+    contexts = Contexts.load(own.checkpoint.path, checkpoint_hash=own.checkpoint.hash)
+    assert contexts is not None
+    assert contexts.source.said == "mine.txt"
+    assert "mine.txt" in own.client.get(f"/models/{SLUG}").text
+    own.services.close()
+
+
+def test_the_checkpoint_scans_its_own_text(own: Site) -> None:
+    answer = own.client.post(f"/models/{SLUG}/scans", data={"sample": "1,000"})
+    assert answer.status_code == 303
+    own.work()
+    job = own.client.get(answer.headers["location"] + ".json").json()["job"]
+    assert job["state"] == "done", job
+    contexts = Contexts.load(own.checkpoint.path)
+    assert contexts is not None
+    assert contexts.source.said == "sampled by this checkpoint"
+    page = own.client.get(f"/models/{SLUG}").text
+    assert "own text: no perplexity" in page, "a loss on its own text is shown as no measure of quality"
+    own.services.close()
+
+
+@pytest.mark.parametrize(
+    ("form", "status", "said"),
+    [
+        ({"corpus": "../corpus.txt"}, 404, "There is no text"),
+        ({"corpus": "/etc/passwd"}, 404, "There is no text"),
+        ({"sample": "many"}, 422, "is no number of tokens"),
+        ({"sample": "10"}, 422, "give 1,000 to 2,000,000"),
+        ({"sample": "99999999999999"}, 422, "give 1,000 to 2,000,000"),
+    ],
+)
+def test_what_is_no_scan_is_one_sentence(own: Site, form: dict[str, str], status: int, said: str) -> None:
+    answer = own.client.post(f"/models/{SLUG}/scans", data=form)
+    assert answer.status_code == status
+    assert said in "".join(parsed(answer.text).text)
+    assert not own.services.queue.list()
+    own.services.close()
+
+
+def test_another_site_queues_nothing(own: Site) -> None:
+    answer = own.client.post(
+        f"/models/{SLUG}/scans", data={"sample": "1000"}, headers={"origin": "https://elsewhere.example"}
+    )
+    assert answer.status_code == 403
+    assert not own.services.queue.list()
+    assert f"/models/{SLUG}/scans" in links(own.client.get(f"/models/{SLUG}").text)
+    own.services.close()
+
+
+def test_a_link_out_of_the_folder_is_no_text(own: Site, tmp_path: Path) -> None:
+    folder = corpora_dir(own.services.settings)
+    folder.mkdir(parents=True)
+    (tmp_path / "secret.txt").write_text("secret", encoding="utf-8")
+    (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
+    assert "link.txt" not in own.client.get(f"/models/{SLUG}").text
+    assert own.client.post(f"/models/{SLUG}/scans", data={"corpus": "link.txt"}).status_code == 404
+    own.services.close()
