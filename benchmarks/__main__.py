@@ -17,6 +17,7 @@ GROUPS = {
     "reading": ("reading:complete", "a complete reading at GPT-2-small shape against a Hugging Face forward"),
     "again": ("reading:again", "another target or position of a known prompt"),
     "beyond": ("reading:beyond", "what a reading costs beyond its forward, against TransformerLens"),
+    "upstream": ("upstream:run", "why an operand was on, against the forward of its prompt"),
     "training": ("training:run", "a training step of the legible model against its GELU twin"),
     "evaluation": ("evaluation:run", "evaluating minimal pairs against plain batched forwards of the same tokens"),
     "scan": ("scan:run", "a scan against plain forwards over the same tokens"),
