@@ -1,0 +1,188 @@
+"""Which runs the workbench knows, what they are called, and the state each is in."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from app.runs import Runs, State, announced
+from app.settings import Settings
+from legible_core.errors import NotFound
+
+RECIPE = {"model": {"n_layers": 1}, "schedule": {"tokens": 640, "batch_tokens": 64}}
+
+
+def make(folder: Path, steps: int = 4, last: int = 10, seconds: float = 0.1) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "recipe.json").write_text(json.dumps(RECIPE))
+    log(folder, steps, last, seconds)
+    return folder
+
+
+def log(folder: Path, steps: int, last: int = 10, seconds: float = 0.1) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [
+        json.dumps({"number": n, "last": last, "tokens": n * 64, "loss": 4, "perplexity": 54.6, "seconds": seconds})
+        for n in range(1, steps + 1)
+    ]
+    if lines:
+        (folder / "log.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def age(folder: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(folder / "log.jsonl", (then, then))
+
+
+def state(runs: Runs, name: str) -> State:
+    with runs.open(name) as run:
+        return run.main.state
+
+
+def test_a_run_is_known_while_and_after_it_is_trained(tmp_path: Path) -> None:
+    folder = make(tmp_path / "elsewhere" / "first", steps=0)
+    with announced(tmp_path / "data", folder):
+        runs = Runs(tmp_path / "data")
+        assert list(runs.names()) == ["first"]
+        assert state(runs, "first") == "preparing"
+        log(folder, 4)
+        assert state(runs, "first") == "training"
+        with runs.open("first") as run:
+            assert run.main.number == 4
+            assert run.main.steps == 10
+            assert run.main.loss == pytest.approx(4.0, abs=1e-3)
+    assert state(Runs(tmp_path / "data"), "first") == "stopped"
+    log(folder, 10)
+    assert state(Runs(tmp_path / "data"), "first") == "finished"
+    with announced(tmp_path / "other", folder, really=False):
+        assert not Runs(tmp_path / "other").any()
+
+
+def test_a_run_that_was_killed_is_stopped_at_once(tmp_path: Path) -> None:
+    folder = make(tmp_path / "killed")
+    program = f"""
+import os
+from pathlib import Path
+from app.runs import announced
+with announced(Path({str(tmp_path / "data")!r}), Path({str(folder)!r})):
+    os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", program], check=False, cwd=Path(__file__).resolve().parents[2], timeout=60)
+    runs = Runs(tmp_path / "data")
+    assert not runs.names()["killed"].ended
+    assert state(runs, "killed") == "stopped"
+
+
+def test_a_log_that_stays_silent_is_stopped(tmp_path: Path) -> None:
+    """Where no process is known: a folder that was only named."""
+    fast, slow = make(tmp_path / "a" / "fast"), make(tmp_path / "a" / "slow", seconds=30.0)
+    runs = Runs(tmp_path / "data", (str(tmp_path / "a"),))
+    for folder in (fast, slow):
+        age(folder, 120)
+    assert state(runs, "fast") == "stopped"
+    assert state(runs, "slow") == "training", "two minutes are four of its steps"
+    age(slow, 700)
+    assert state(runs, "slow") == "stopped"
+
+
+def test_a_divergence_shows_until_the_run_goes_on(tmp_path: Path) -> None:
+    folder = make(tmp_path / "a")
+    (folder / "events.jsonl").write_text('{"number": 5, "event": "diverged", "text": "it rose"}\n')
+    runs = Runs(tmp_path / "data", (str(folder),))
+    with runs.open("a") as run:
+        assert run.main.state == "diverged"
+        assert run.main.diverged == "it rose"
+    (folder / "events.jsonl").write_text("")
+    log(folder, 6)
+    assert state(runs, "a") == "training"
+
+
+def test_decay_branches_have_states_of_their_own(tmp_path: Path) -> None:
+    folder = make(tmp_path / "a", steps=10)
+    log(folder / "decay-128", 4, last=4)
+    log(folder / "decay-640", 12, last=14)
+    (folder / "decay-nonsense").mkdir()
+    runs = Runs(tmp_path / "data", (str(folder),))
+    with runs.open("a") as run:
+        assert [(branch.name, branch.state) for branch in run.branches] == [
+            ("decay-128", "finished"), ("decay-640", "training"),
+        ]  # fmt: skip
+        assert run.main.state == "finished"
+        assert run.active
+
+
+def test_while_a_branch_is_trained_the_run_is_not(tmp_path: Path) -> None:
+    folder = make(tmp_path / "a", steps=6)
+    age(folder, 5)
+    log(folder / "decay-384", 7, last=9)
+    runs = Runs(tmp_path / "data", (str(folder),))
+    with runs.open("a") as run:
+        assert run.main.state == "stopped"
+        assert run.branches[0].state == "training"
+
+
+def test_names_are_safe_and_do_not_move(tmp_path: Path) -> None:
+    folders = [tmp_path / "x" / "same", tmp_path / "y" / "same", tmp_path / "z" / "a b/…<i>".replace("/", "-")]
+    for at, folder in enumerate(folders):
+        make(folder)
+        with announced(tmp_path / "data", folder):
+            pass
+        time.sleep(0.01 * at)
+    names = Runs(tmp_path / "data").names()
+    assert {record.folder: name for name, record in names.items()}[folders[0]] == "same"
+    assert len(names) == 3
+    assert all(name.replace("-", "").replace(".", "").isalnum() and name.isascii() for name in names)
+    # The same folder again, or named besides, is the same run.
+    with announced(tmp_path / "data", folders[0]):
+        pass
+    assert len(Runs(tmp_path / "data", (str(tmp_path / "x"),)).names()) == 3
+
+
+def test_a_folder_that_is_gone_says_so(tmp_path: Path) -> None:
+    folder = make(tmp_path / "gone")
+    with announced(tmp_path / "data", folder):
+        pass
+    shutil.rmtree(folder)
+    runs = Runs(tmp_path / "data")
+    assert "gone" in runs.names()
+    with pytest.raises(NotFound, match="or is gone"), runs.open("gone"):
+        pass
+    with pytest.raises(NotFound, match=r"no run called '\.\./\.\./etc'"), runs.open("../../etc"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"folder": "relative", "started": 1, "pid": 1, "host": "h", "ended": true}', "[" * 5000,
+     '{"folder": 3, "started": 1, "pid": 1, "host": "h", "ended": true}', "x" * (1 << 17)],
+)  # fmt: skip
+def test_a_record_that_is_none_is_passed_over(tmp_path: Path, text: str) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "a.json").write_text(text)
+    assert Runs(tmp_path).names() == {}
+
+
+def test_training_goes_on_where_the_record_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").write_text("a file")
+    ran = False
+    with announced(tmp_path / "data", tmp_path / "run"):
+        ran = True
+    assert ran
+    assert "will not list this run" in capsys.readouterr().err
+
+
+def test_folders_are_named_by_a_flag_or_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings.load(data_dir=tmp_path).runs == ()
+    monkeypatch.setenv("LEGIBLE_RUNS", "/a, /b")
+    assert Settings.load(data_dir=tmp_path).runs == ("/a", "/b")
+    assert Settings.load(data_dir=tmp_path, runs=["/c"]).runs == ("/c",)
+    assert Settings.load(data_dir=tmp_path, runs=["/c"]).environment()["LEGIBLE_RUNS"] == "/c"
