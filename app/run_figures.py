@@ -131,14 +131,14 @@ def every(count: int, points: int) -> tuple[list[int], int]:
 
 
 def loss_figure(courses: Sequence[Course], marks: Sequence[Mark]) -> dict[str, Any]:
-    """Loss of the steps, the mean that the guard follows, and what happened."""
+    """Loss of the steps, the running mean that the guard follows, and what happened."""
     data: list[dict[str, Any]] = []
     for course, tone in zip(courses, (MAIN, *TONES * len(courses)), strict=False):
         chosen, _ = thin(course.loss)
-        name = course.name or "run"
-        data.append(_line(f"{name}: steps", course.tokens, course.loss, chosen, tone, width=1, opacity=0.6))
+        prefix = f"{course.name}: " if course.name else ""
+        data.append(_line(f"{prefix}steps", course.tokens, course.loss, chosen, tone, width=1, opacity=0.6))
         chosen, _ = every(len(course.loss), POINTS)
-        means = _line(f"{name}: running mean", course.tokens, course.perplexity, chosen, tone)
+        means = _line(f"{prefix}mean", course.tokens, course.perplexity, chosen, tone)
         means["y"] = [_round(math.log(value)) if value is not None and value > 0 else None for value in means["y"]]
         data.append(means)
     for spike, name, symbol in ((True, "spikes", "diamond-open"), (False, "events", "triangle-down")):

@@ -84,9 +84,7 @@ def test_the_page_of_a_run(web: TestClient) -> None:
         assert f'data-plotly="data-{each}"' in html
         assert f'id="table-{each}"' in html
     names = [trace["name"] for trace in found["loss"]["data"]]
-    assert names == [
-        "run: steps", "run: running mean", "decay-3840: steps", "decay-3840: running mean", "spikes", "events",
-    ]  # fmt: skip
+    assert names == ["steps", "mean", "decay-3840: steps", "decay-3840: mean", "spikes", "events"]
     spike = found["loss"]["data"][4]
     assert (spike["x"], spike["text"]) == ([30 * 64], [f"spike at step 30: loss {4 + 3 * math.exp(-1.5) + 3:.2f}"])
     # Warm-up, stage and revival, each with an upright.
