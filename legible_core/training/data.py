@@ -53,7 +53,7 @@ def train_tokenizer(source: Path | Source, vocab_size: int) -> Tokenizer:
     def texts() -> Iterator[str]:
         nonlocal seen
         # Cut where this pre-tokenizer cuts anyhow, so the counts are those of the whole documents.
-        for piece in source.pieces(_keeps_words(tokenizer)):
+        for piece in source.pieces(_keeps_words):
             seen = True
             yield piece.text
 
@@ -157,13 +157,11 @@ def _keeps_tokens(tokenizer: Tokenizer) -> Fits:
     return fits
 
 
-def _keeps_words(tokenizer: Tokenizer) -> Fits:
-    def fits(left: str, right: str) -> bool:
-        split = tokenizer.pre_tokenizer.pre_tokenize_str
-        whole, first, second = ([word for word, _ in split(text)] for text in (left + right, left, right))
-        return bool(whole == first + second)
-
-    return fits
+def _keeps_words(left: str, right: str) -> bool:
+    # Not the tokenizer's own: that one is locked while it trains.
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
+    whole, first, second = ([word for word, _ in split(text)] for text in (left + right, left, right))
+    return whole == first + second
 
 
 def _sha256(target: Path) -> str:

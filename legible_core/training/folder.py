@@ -1,7 +1,7 @@
 """A run's folder: whose it is, its tokenizer and its text. What does not belong to it is refused before a first step.
 
-    RUN/recipe.json     what it does            RUN/corpus.json   the hash of the token ids it sees
-    RUN/tokenizer.json  its tokenizer           RUN/tokens/       those ids (data.py)
+RUN/recipe.json     what it does            RUN/corpus.json   the hash of the token ids it sees
+RUN/tokenizer.json  its tokenizer           RUN/tokens/       those ids (data.py)
 """
 
 from __future__ import annotations

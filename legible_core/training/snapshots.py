@@ -1,6 +1,6 @@
 """Weights of a run as it went, a few of them, so that the history of a unit can be shown afterwards.
 
-    RUN/snapshots/<tokens>/     a checkpoint folder of its own, without optimiser: `legible scan` takes it as any other
+RUN/snapshots/<tokens>/     a checkpoint folder of its own, without optimiser: `legible scan` takes it as any other
 """
 
 from __future__ import annotations

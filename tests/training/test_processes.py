@@ -47,7 +47,7 @@ def lines(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def test_two_processes_train_as_one(tmp_path: Path, text: Path) -> None:
-    """Micro-batches, a floor that spares channels of some batches only, a revival, and a stop that one alone asks for."""
+    """Micro-batches, a floor that spares channels of some batches only, a revival, a stop that one alone asks for."""
     options = {"floor": 0.48, "micro": 32, "revive": [256]}
     one = Run(recipe_of(**options), tmp_path / "one", text, tokenizer=text.with_name("tokenizer.json"))
     one.train(lambda step: True)
