@@ -44,10 +44,10 @@ def make_model() -> Transformer:
 
 
 def run() -> Iterator[Row]:
-    """The rows of this file: with contexts, which the bound is for, and without them."""
+    """The row of this file."""
     torch.set_num_threads(THREADS)
     model = make_model()
-    yield scanning(model, True).row(
+    yield scanning(model).row(
         "scan",
         "tokens per second of a scan with contexts / a plain forward's",
         BOUND,
@@ -55,23 +55,15 @@ def run() -> Iterator[Row]:
         unit="tok/s",
         direction="at least",
     )
-    yield scanning(model, False).row(
-        "scan-no-contexts",
-        "tokens per second of a scan without contexts / a plain forward's",
-        None,
-        per=BATCH * CONTEXT,
-        unit="tok/s",
-        direction="at least",
-    )
 
 
-def scanning(model: Transformer, contexts: bool) -> Timing:
+def scanning(model: Transformer) -> Timing:
     """Batches of one scan, each against a forward over the same windows."""
     rounds = WARM + REPETITIONS
     # Zipf-like, as text is: the counts' cost depends on how many different tokens a batch holds.
     weights = 1.0 / np.arange(1, VOCABULARY + 1)
     ids = np.random.default_rng(0).choice(VOCABULARY, rounds * BATCH * CONTEXT, p=weights / weights.sum())
-    scan = Scan(model, ids, "random", batch=BATCH, contexts=contexts)
+    scan = Scan(model, ids, "random", batch=BATCH, contexts=True)
     steps = scan.run()
     windows = iter([torch.from_numpy(piece.ids) for _, _, _, piece in scan._batches()])
 

@@ -45,7 +45,7 @@ StoredDtype = Literal["float32", "bfloat16", "float16"]
 _STORED: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _TORCH = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 # What was measured on the weights and is worth nothing without them.
-_MEASURED = ("names.json", "names.safetensors", "examples.json", "evaluation.json")
+_MEASURED = ("names.json", "names.safetensors", "contexts.safetensors", "examples.json", "evaluation.json")
 
 
 def load(

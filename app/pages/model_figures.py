@@ -172,7 +172,7 @@ def _drawing(names: Names, table: papers.Table, under: str) -> dict[str, Any] | 
             return heatmap_figure(cells, title, under)
         case "half-lives":
             found = papers.decays(names)
-            return half_life_figure(*found.values(), title, f"tokens · {under}")
+            return half_life_figure(found["existential"], found["proportion"], title, f"tokens · {under}")
     return None
 
 
