@@ -61,7 +61,7 @@ def examine(
 
     made, tokenizer, what = _open(model)
     rows, on = _rows(made, tokenizer, text, corpus, tokens, seed)
-    found = read(made, rows)
+    found = read(made, *(ids[None] for ids in rows))
     config = made.config
     heads = {"heads": config.n_heads, "value": config.attention.value, "d_model": config.d_model}
     loss = None if on["source"] in ("own text", "random tokens") else _loss(made, rows)

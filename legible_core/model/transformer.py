@@ -53,7 +53,8 @@ class Cache:
 class Observed:
     """What the pressures look at: per layer the operands and combined values of both surfaces, and the residual.
 
-    residuals: the stream after each layer, for the angle objective; references, not copies.
+    residuals: the stream after each layer, for the angle objective. heads: every head's z, for the telemetry.
+    References, not copies.
     """
 
     attention_operands: list[tuple[Tensor, ...]] = field(default_factory=list)
@@ -61,6 +62,7 @@ class Observed:
     feed_forward_operands: list[tuple[Tensor, ...]] = field(default_factory=list)
     feed_forward_outputs: list[Tensor] = field(default_factory=list)
     residuals: list[Tensor] = field(default_factory=list)
+    heads: list[Tensor] = field(default_factory=list)
 
 
 class Transformer(nn.Module):
@@ -267,6 +269,7 @@ class Transformer(nn.Module):
             observed.feed_forward_operands.append(atoms)
             observed.feed_forward_outputs.append(hidden[..., : feed_forward.layout.n_bounded])
             observed.residuals.append(after)
+            observed.heads.append(z)
         return z, middle, hidden, after
 
     @staticmethod

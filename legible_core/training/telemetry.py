@@ -1,7 +1,7 @@
 """The reads of "Legible-by-Construction" appendix A.2, of a checkpoint and, every so many steps, of a run.
 
     static_read(model)          off the weights: output-projection columns per head, half-lives, the final gain
-    forward_read(model, rows)   on a text: saturation, ON, crispness and CONSTANT of the operands, each head's write
+    forward_read(model, ids)    on a text: saturation, ON, crispness and CONSTANT of the operands, each head's write
                                 into the residual, the residual at the final norm
     Telemetry                   both, as one line of RUN/telemetry.jsonl every N steps; what happens, in events.jsonl
 
@@ -15,7 +15,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from legible_core.legibility import MIN_VARIANCE, RAIL
-from legible_core.model import Transformer
+from legible_core.model import Observed, Transformer
 from legible_core.model.quantifiers import half_life
 from legible_core.training.guard import Guard
 
@@ -37,6 +37,8 @@ LATCH_TOKENS = 32
 LONGEST = 1e9
 # What one reading costs is a pass over so many tokens; every 25 steps of 4,096 that is below 1 % of the time.
 READ_TOKENS = 2048
+# Tokens read at once (a context at least): a pass keeps what all its layers made.
+AT_ONCE = 512
 EVERY_STEPS = 25
 
 
@@ -74,9 +76,9 @@ class Telemetry:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
 
-def read(model: Transformer, rows: Iterable[Int[Tensor, " t"]]) -> dict[str, Any]:
+def read(model: Transformer, *texts: Int[Tensor, "b t"]) -> dict[str, Any]:
     """Both reads in one JSON object: `tokens`, `residual_rms`, `gain_norm` and, by layer, what the two found."""
-    static, forward = static_read(model), forward_read(model, rows)
+    static, forward = static_read(model), forward_read(model, *texts)
     layers = [one | other for one, other in zip(forward.pop("layers"), static.pop("layers"), strict=True)]
     return {**forward, **static, "layers": layers}
 
@@ -112,8 +114,8 @@ def static_read(model: Transformer) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def forward_read(model: Transformer, rows: Iterable[Int[Tensor, " t"]]) -> dict[str, Any]:
-    """What the model does on texts of ids, at most a context each; on the model's device, in its compute dtype.
+def forward_read(model: Transformer, *texts: Int[Tensor, "b t"]) -> dict[str, Any]:
+    """What the model does on texts of ids, at most a context long; on the model's device, in its compute dtype.
 
     `tokens` read; `residual_rms` of the stream that enters the final norm. Per layer: `attention` and `feed_forward`,
     the operands' `channels`, `saturated` (within 0.02 of a rail), `crisp`, `on` (section 4.1, pooled over tokens and
@@ -127,17 +129,19 @@ def forward_read(model: Transformer, rows: Iterable[Int[Tensor, " t"]]) -> dict[
     writes = [torch.zeros(config.n_heads, dtype=torch.float64, device=device) for _ in model.layers]
     grams = [_gram(layer.attention.output, config.n_heads) for layer in model.layers]
     squares, tokens = 0.0, 0
-    for ids in rows:
-        trace = model.trace(ids.to(device))
-        tokens += len(ids)
-        squares += trace.residual.double().square().mean(1).sum().item()
-        for index in range(config.n_layers):
-            z = trace.layers[index].z.float()
-            norms = torch.einsum("thi,hij,thj->th", z, grams[index], z).clamp(min=0).sqrt()
+    for ids in (part for text in texts for part in text.split(max(1, AT_ONCE // max(1, text.shape[1])))):
+        seen = Observed()
+        residual = model.residual(ids.to(device), observed=seen)
+        tokens += ids.numel()
+        squares += residual.double().square().mean(-1).sum().item()
+        for index, gram in enumerate(grams):
+            z = seen.heads[index].float().flatten(0, 1)
+            norms = torch.einsum("thi,hij,thj->th", z, gram, z).clamp(min=0).sqrt()
             writes[index] += norms.double().sum(0)
-            for name, values in model.operands(index, trace, slice(None)).items():
-                attention = name in ("head_a", "head_b", "membership")
-                banks[index][0 if attention else 1].add(name, values.flatten(1))
+            surfaces = (seen.attention_operands[index], seen.feed_forward_operands[index])
+            for bank, operands in zip(banks[index], surfaces, strict=True):
+                for place, values in enumerate(operands):
+                    bank.add(place, values.flatten(2).flatten(0, 1).float())
     layers = [
         {
             "attention": banks[index][0].summary(),
@@ -160,10 +164,11 @@ class _Bank:
     saturated: int = 0
     crisp: int = 0
     on: int = 0
-    tokens: dict[str, int] = field(default_factory=dict)
-    sums: dict[str, Tensor] = field(default_factory=dict)
+    tokens: int = 0
+    sums: dict[int, Tensor] = field(default_factory=dict)
 
-    def add(self, name: str, values: Float[Tensor, "t c"]) -> None:
+    def add(self, place: int, values: Float[Tensor, "t c"]) -> None:
+        """Values of the operands that stand at `place` of the layer's tuple (A, B, m, ...)."""
         self.count += values.numel()
         near = (values - 0.5).abs_()
         self.saturated += int((near > 0.5 - SATURATED).sum())
@@ -171,15 +176,15 @@ class _Bank:
         self.on += int((values > 1.0 - RAIL).sum())
         wide = values.double()
         sums = torch.stack([wide.sum(0), wide.square().sum(0)])
-        self.sums[name] = self.sums[name] + sums if name in self.sums else sums
-        self.tokens[name] = self.tokens.get(name, 0) + len(values)
+        self.sums[place] = self.sums[place] + sums if place in self.sums else sums
+        self.tokens += len(values) if place == 0 else 0
 
     def summary(self) -> dict[str, Any] | None:
         if not self.count:
             return None
         constant = channels = 0
-        for name, sums in self.sums.items():
-            mean, square = sums / self.tokens[name]
+        for sums in self.sums.values():
+            mean, square = sums / self.tokens
             constant += int((square - mean * mean < MIN_VARIANCE).sum())
             channels += len(mean)
         return {
