@@ -47,7 +47,7 @@ def test_the_unit_page_says_what_the_unit_is(plain: tuple[Site, str]) -> None:
 def test_the_layer_page_counts_and_filters_the_kind(plain: tuple[Site, str]) -> None:
     site, activation = plain
     rows = site.client.get(f"/models/{SLUG}/layers/0.json", params={"kind": activation}).json()["rows"]
-    assert [row["unit"] for row in rows] == list(range(24, 48))
+    assert [row["index"] for row in rows] == list(range(24, 48))
     classes = {row["cls"] for row in rows}
     assert (None in classes) == (activation == "relu")
 
