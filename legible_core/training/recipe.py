@@ -20,11 +20,12 @@ from legible_core.config import Attention, FeedForward, ModelConfig, Value
 from legible_core.errors import LegibleError, NotFound
 from legible_core.training.angle import Angle
 from legible_core.training.pressures import Pressure
-from legible_core.training.sources import HUB
 from legible_core.units import Activation
 
 # How many recipes may stand behind one another.
 MAX_BASES = 8
+# What a dataset's name begins with in place of a path.
+HUB = "hf:"
 # How many snapshots a run keeps.
 MAX_SNAPSHOTS = 100
 
