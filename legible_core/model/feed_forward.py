@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from legible_core.config import ModelConfig
 from legible_core.model.activations import FUNCTIONS
-from legible_core.model.linear import linear, linears, matrix
+from legible_core.model.linear import fusing, joint_linears, linear, matrix
 from legible_core.model.quantifiers import QuantifierState, quantify
 from legible_core.model.set_operators import hidden_units
 
@@ -63,9 +63,13 @@ class FeedForward(nn.Module):
         if not layout.n_named or layout.activation != "gelu" or torch.compiler.is_compiling():
             return self.plainly(x, state)
         names = (["pair_a", "pair_b"] if layout.n_pairs else []) + (["quantifier"] if layout.n_quantifiers else [])
-        names += ["gelu"] if layout.n_plain else []
-        reads = dict(zip(names, linears(self, names, x), strict=True))
-        return hidden_units(layout, self.decay, state, reads)
+        if fusing(x):
+            # One product reads all operands: copying their rows beside each other is nothing to what that saves.
+            named, *plain = joint_linears(self, [names, ["gelu"]] if layout.n_plain else [names], x)
+        else:
+            named = torch.cat([linear(self, name, x) for name in names], dim=-1)
+            plain = [linear(self, "gelu", x)] if layout.n_plain else []
+        return hidden_units(layout, self.decay, state, named, plain[0] if plain else None)
 
     def plainly(
         self, x: Float[Tensor, "b t d"], state: QuantifierState | None = None

@@ -26,39 +26,74 @@ def linear(module: nn.Module, name: str, x: Tensor) -> Tensor:
 
 def linears(module: nn.Module, names: Sequence[str], x: Tensor) -> tuple[Tensor, ...]:
     """x Wᵀ (+ bias) of several matrices. The gradients by x are summed in the products, without a pass for each sum."""
-    if not (torch.is_grad_enabled() and x.requires_grad) or torch.compiler.is_compiling():
+    if not fusing(x):
         return tuple(linear(module, name, x) for name in names)
+    return joint_linears(module, [(name,) for name in names], x)
+
+
+def fusing(x: Tensor) -> bool:
+    """Whether a gradient will be taken by x and no compiler is at work, which fuses better by itself."""
+    return torch.is_grad_enabled() and x.requires_grad and not torch.compiler.is_compiling()
+
+
+def joint_linears(module: nn.Module, groups: Sequence[Sequence[str]], x: Tensor) -> tuple[Tensor, ...]:
+    """`linears` of groups of matrices, the rows of each group in one product, side by side in one tensor of its own."""
     weights: list[Tensor | None] = []
-    for name in names:
+    for name in (name for group in groups for name in group):
         weights += [getattr(module, name), getattr(module, f"{name}_bias", None)]
     kind = x.device.type
     if torch.is_autocast_enabled(kind):
         # Outside the function, so that autograd takes the gradients back to the parameters' own dtype.
         dtype = torch.get_autocast_dtype(kind)
         x, weights = x.to(dtype), [None if weight is None else weight.to(dtype) for weight in weights]
-    read: tuple[Tensor, ...] = _Linears.apply(x, *weights)
+    read: tuple[Tensor, ...] = _Linears.apply(x, [len(group) for group in groups], *weights)
     return read
 
 
 class _Linears(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *weights: Tensor | None) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(x, *weights[::2])
+    def forward(ctx: Any, x: Tensor, sizes: list[int], *weights: Tensor | None) -> tuple[Tensor, ...]:
+        rows = x.flatten(0, -2)
+        outputs, matrices, ctx.heights = [], [], []
+        start = 0
+        for size in sizes:
+            parts, biases = weights[start : start + 2 * size : 2], weights[start + 1 : start + 2 * size : 2]
+            start += 2 * size
+            matrix, bias = _stack(parts), _stack(biases)
+            # A tensor of its own, not a view, so that what takes it may work in place.
+            out = x.new_empty(*x.shape[:-1], matrix.shape[0])  # type: ignore[union-attr]
+            flat = out.view(-1, out.shape[-1])
+            if bias is None:
+                torch.mm(rows, matrix.T, out=flat)  # type: ignore[union-attr]
+            else:
+                torch.addmm(bias, rows, matrix.T, out=flat)  # type: ignore[union-attr]
+            outputs.append(out)
+            matrices.append(matrix)
+            ctx.heights.append([part.shape[0] for part in parts if part is not None])
+        ctx.save_for_backward(x, *matrices)
         ctx.biased = weights[1] is not None
         ctx.set_materialize_grads(False)
-        return tuple(F.linear(x, w, bias) for w, bias in zip(weights[::2], weights[1::2], strict=True))  # type: ignore[arg-type]
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
+        x, *matrices = ctx.saved_tensors
         rows = x.flatten(0, -2)
         by_x: Tensor | None = None
         by_weights: list[Tensor | None] = []
-        for weight, grad in zip(weights, grads, strict=True):
+        for matrix, heights, grad in zip(matrices, ctx.heights, grads, strict=True):
             if grad is None:
-                by_weights += [None, None]
+                by_weights += [None, None] * len(heights)
                 continue
             grad = grad.flatten(0, -2)
-            by_x = grad @ weight if by_x is None else by_x.addmm_(grad, weight)
-            by_weights += [grad.T @ rows, grad.sum(0) if ctx.biased else None]
-        return None if by_x is None else by_x.view_as(x), *by_weights
+            by_x = grad @ matrix if by_x is None else by_x.addmm_(grad, matrix)
+            by_parts = (grad.T @ rows).split(heights)
+            by_biases = grad.sum(0).split(heights) if ctx.biased else [None] * len(heights)
+            for by_part, by_bias in zip(by_parts, by_biases, strict=True):
+                by_weights += [by_part, by_bias]
+        return None if by_x is None else by_x.view_as(x), None, *by_weights
+
+
+def _stack(parts: Sequence[Tensor | None]) -> Tensor | None:
+    present = [part for part in parts if part is not None]
+    return torch.cat(present) if len(present) > 1 else present[0] if present else None

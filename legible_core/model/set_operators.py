@@ -37,18 +37,22 @@ def hidden_units(
     layout: FeedForward,
     decay: Float[Tensor, " q"],
     state: QuantifierState | None,
-    reads: dict[str, Float[Tensor, "b t _"]],
+    named: Float[Tensor, "b t o"],
+    plain: Float[Tensor, "b t g"] | None,
 ) -> tuple[Float[Tensor, "b t f"], Operands, QuantifierState | None]:
     """The hidden vector, the operands (A, B, m; absent ones left out), and the state after the last token.
 
-    reads: row·x of `pair_a`, `pair_b`, `quantifier` and `gelu`, those that the layout has. decay: λ of the quantifiers.
-    A state, before or after, is a constant to the gradient.
+    named: row·x of the pairs' A, of their B and of the quantifiers, side by side; it is spent: the memberships take its
+    place. plain: row·x of the GELU units, if any. decay: λ of the quantifiers. A state, before or after, is a constant
+    to the gradient.
     """
-    parts = [reads.get(name) for name in ("pair_a", "pair_b", "quantifier", "gelu")]
-    hidden, memberships, *after = _HiddenUnits.apply(layout, decay, state, *parts)
+    hidden, memberships, *after = _HiddenUnits.apply(layout, decay, state, named, plain)
+    return hidden, operands_of(layout, memberships), QuantifierState(*after) if after else None
+
+
+def operands_of(layout: FeedForward, memberships: Tensor) -> Operands:
     widths = [layout.n_pairs] * 2 if layout.n_pairs else []
-    operands = Operands.of(memberships, widths + ([layout.n_quantifiers] if layout.n_quantifiers else []))
-    return hidden, operands, QuantifierState(*after) if after else None
+    return Operands.of(memberships, widths + ([layout.n_quantifiers] if layout.n_quantifiers else []))
 
 
 def boolean_values(rows: Float[Tensor, "*s h dh"]) -> tuple[Float[Tensor, "*s h dh"], Operands]:
@@ -79,11 +83,22 @@ class _BooleanValues(torch.autograd.Function):
 class _HiddenUnits(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, layout: FeedForward, decay: Tensor, state: QuantifierState | None, *parts: Tensor | None
+        ctx: Any, layout: FeedForward, decay: Tensor, state: QuantifierState | None, named: Tensor, plain: Tensor | None
     ) -> tuple[Tensor, ...]:
-        hidden, memberships, held = _hidden_units(layout, decay, state, parts)
+        memberships = named.sigmoid_()
+        ctx.mark_dirty(named)
+        hidden = named.new_empty(*named.shape[:-1], layout.d_ff)
+        pairs, held = slice(0, 2 * layout.n_pairs), None
+        if layout.n_pairs:
+            _combine(*memberships[..., pairs].chunk(2, -1), *hidden[..., pairs].chunk(2, -1))
+        if layout.n_quantifiers:
+            held = remember(memberships[..., pairs.stop :], decay, state)
+            held.write(hidden[..., layout.quantifiers])
+        if plain is not None:
+            # Not `out=`: torch 2.13 writes gelu's result as if its place were contiguous.
+            hidden[..., layout.plain] = F.gelu(plain)
         ctx.layout, ctx.held = layout, held
-        ctx.save_for_backward(memberships, decay, parts[3])
+        ctx.save_for_backward(memberships, decay, plain)
         ctx.set_materialize_grads(False)
         if held is None:
             return hidden, memberships
@@ -99,16 +114,18 @@ class _HiddenUnits(torch.autograd.Function):
         memberships, decay, plain = ctx.saved_tensors
         if grad is None:
             if pressed is None:
-                return (None,) * 7
+                return (None,) * 5
             grad = torch.zeros(*memberships.shape[:-1], layout.d_ff, dtype=memberships.dtype, device=memberships.device)
         pairs = slice(0, 2 * layout.n_pairs)
         out = torch.empty_like(memberships)
         by_decay = by_plain = None
         if layout.n_pairs:
             _combine_gradient(
-                grad[..., pairs].chunk(2, -1), memberships[..., pairs].chunk(2, -1),
-                None if pressed is None else pressed[..., pairs], out[..., pairs],
-            )  # fmt: skip
+                grad[..., pairs].chunk(2, -1),
+                memberships[..., pairs].chunk(2, -1),
+                None if pressed is None else pressed[..., pairs],
+                out[..., pairs],
+            )
         if held is not None:
             m, by_m = memberships[..., pairs.stop :], out[..., pairs.stop :]
             by_decay = held.gradient(grad[..., layout.quantifiers], m, decay, by_m)
@@ -118,31 +135,7 @@ class _HiddenUnits(torch.autograd.Function):
         if plain is not None:
             # On contiguous memory oneDNN does it, which is worth the copy.
             by_plain = aten.gelu_backward(grad[..., layout.plain].contiguous(), plain)
-        by_pairs = out[..., pairs].chunk(2, -1) if layout.n_pairs else (None, None)
-        return None, by_decay, None, *by_pairs, None if held is None else out[..., pairs.stop :], by_plain
-
-
-def _hidden_units(
-    layout: FeedForward, decay: Tensor, state: QuantifierState | None, parts: Any
-) -> tuple[Tensor, Tensor, Held | None]:
-    a, b, m, plain = parts
-    some = next(part for part in parts if part is not None)
-    pairs, held = slice(0, 2 * layout.n_pairs), None
-    memberships = some.new_empty(*some.shape[:-1], pairs.stop + layout.n_quantifiers)
-    hidden = some.new_empty(*some.shape[:-1], layout.d_ff)
-    if layout.n_pairs:
-        sides = memberships[..., pairs].chunk(2, -1)
-        torch.sigmoid(a, out=sides[0])
-        torch.sigmoid(b, out=sides[1])
-        _combine(*sides, *hidden[..., pairs].chunk(2, -1))
-    if layout.n_quantifiers:
-        torch.sigmoid(m, out=memberships[..., pairs.stop :])
-        held = remember(memberships[..., pairs.stop :], decay, state)
-        held.write(hidden[..., layout.quantifiers])
-    if layout.n_plain:
-        # Not `out=`: torch 2.13 writes gelu's result as if its place were contiguous.
-        hidden[..., layout.plain] = F.gelu(plain)
-    return hidden, memberships, held
+        return None, by_decay, None, out, by_plain
 
 
 def _combine(a: Tensor, b: Tensor, intersection: Tensor, difference: Tensor) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from legible_core.config import FeedForward, ModelConfig
 from legible_core.model import Observed, Transformer
 from legible_core.model.attention import combine
-from legible_core.model.linear import linear, linears
+from legible_core.model.linear import joint_linears, linear, linears
 from legible_core.model.quantifiers import QuantifierState
 from legible_core.model.set_operators import Operands, boolean_values, hidden_units
 
@@ -26,43 +26,37 @@ LAYOUTS = [
 ]
 
 
-def reads_of(layout: FeedForward, length: int, seed: int = 0) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    widths = {
-        "pair_a": layout.n_pairs, "pair_b": layout.n_pairs, "quantifier": layout.n_quantifiers, "gelu": layout.n_plain
-    }  # fmt: skip
-    return {
-        name: torch.randn(2, length, width, generator=generator, dtype=torch.float64).requires_grad_()
-        for name, width in widths.items()
-        if width
-    }
-
-
 @pytest.mark.parametrize("carried", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_hidden_units_have_the_gradient_of_finite_differences(layout: FeedForward, carried: bool) -> None:
     """Of the hidden vector and of the memberships, which the pressures look at, alone and together."""
-    reads = reads_of(layout, 3)
-    decay = torch.rand(layout.n_quantifiers, dtype=torch.float64).requires_grad_()
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    named = draw(2, 3, 2 * layout.n_pairs + layout.n_quantifiers)
+    plain = draw(2, 3, layout.n_plain) if layout.n_plain else None
+    decay = torch.rand(layout.n_quantifiers, generator=generator, dtype=torch.float64).requires_grad_()
     state = None
     if carried and layout.n_quantifiers:
         half = torch.rand(2, layout.n_existential, dtype=torch.float64)
         state = QuantifierState(half, half + 1, half[:1].expand(2, -1) + 2)
 
-    def run(decay: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
-        hidden, operands, _ = hidden_units(layout, decay, state, dict(zip(reads, parts, strict=True)))
-        assert [operand.shape[-1] for operand in operands] == [
-            part.shape[-1] for name, part in zip(reads, parts, strict=True) if name != "gelu"
-        ]
-        return hidden, operands.joint  # type: ignore[attr-defined]
+    def run(decay: Tensor, named: Tensor, plain: Tensor | None = None) -> tuple[Tensor, ...]:
+        # What it is given is spent, so it is given a copy.
+        hidden, operands, after = hidden_units(layout, decay, state, named.clone(), plain)
+        widths = [layout.n_pairs] * 2 if layout.n_pairs else []
+        widths += [layout.n_quantifiers] if layout.n_quantifiers else []
+        assert [operand.shape[-1] for operand in operands] == widths
+        assert (after is None) == (not layout.n_quantifiers)
+        return hidden, operands.joint
 
-    inputs = (decay, *reads.values())
+    inputs = (decay, named) if plain is None else (decay, named, plain)
     assert torch.autograd.gradcheck(run, inputs)
     assert torch.autograd.gradcheck(lambda *given: run(*given)[0], inputs)
     # λ and the GELU rows have no part in the memberships.
-    bounded = [part for name, part in reads.items() if name != "gelu"]
-    rest = [reads["gelu"]] if "gelu" in reads else []
-    assert torch.autograd.gradcheck(lambda *parts: run(decay, *parts, *rest)[1], bounded)
+    assert torch.autograd.gradcheck(lambda named: run(decay, named, plain)[1], (named,))
 
 
 @pytest.mark.parametrize("pick", [slice(0, 2), slice(0, 1), slice(1, 2)])
@@ -126,10 +120,18 @@ def test_linears_are_linear_one_by_one(biased: bool) -> None:
     layer = tiny_model(tiny_config(biased=biased, special=(2, 2, 2))).layers[0].attention
     names = ["query", "bounded_values", "linear_values"]
     x = torch.randn(2, 5, 24, requires_grad=True)
+
+    def jointly(module: Any, names: list[str], x: Tensor) -> tuple[Tensor, ...]:
+        first, rest = joint_linears(module, [names[:1], names[1:]], x)
+        return first, *rest.chunk(2, -1)
+
+    def one_by_one(module: Any, names: list[str], x: Tensor) -> list[Tensor]:
+        return [linear(module, name, x) for name in names]
+
     # An output that nothing uses gives no gradient and hinders none.
     for used, autocast in itertools.product([(0, 1, 2), (0, 2), (1,)], [False, True]):
         found = []
-        for read in (linears, lambda module, names, x: [linear(module, name, x) for name in names]):
+        for read in (one_by_one, linears, jointly):
             layer.zero_grad()
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 outputs = read(layer, names, x)
@@ -138,9 +140,10 @@ def test_linears_are_linear_one_by_one(biased: bool) -> None:
             weights = [getattr(layer, names[index]) for index in used]
             biases = [getattr(layer, f"{names[index]}_bias") for index in used] if biased else []
             found.append([*outputs, *torch.autograd.grad(total, [x, *weights, *biases])])
-        for mine, theirs in zip(*found, strict=True):
-            assert mine.dtype == theirs.dtype
-            assert torch.allclose(mine, theirs, rtol=0.05 if autocast else 1e-5, atol=0.05 if autocast else 1e-5)
+        for theirs, *ours in zip(*found, strict=True):
+            for mine in ours:
+                assert mine.dtype == theirs.dtype
+                assert torch.allclose(mine, theirs, rtol=0.05 if autocast else 1e-5, atol=0.05 if autocast else 1e-5)
 
 
 def test_autocast_trains_the_whole_model() -> None:
