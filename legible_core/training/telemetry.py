@@ -35,7 +35,7 @@ SATURATED = 0.02
 LATCH_TOKENS = 32
 # λ = 1 in float32 never forgets; JSON has no infinity.
 LONGEST = 1e9
-# What one reading costs is a pass over so many tokens; every 25 steps of 4,096 that is below 1 % of the time.
+# What one reading costs is a pass over so many tokens; every 25 steps that is below 2 % of the time (docs/training.md).
 READ_TOKENS = 2048
 # Tokens read at once (a context at least): a pass keeps what all its layers made.
 AT_ONCE = 512
