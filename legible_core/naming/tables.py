@@ -40,7 +40,7 @@ CATEGORIES = {
     "modality": ("modal", "certainty"),
     "time": ("time", "frequency", "age"),
     "place": ("place", "location", "nationality"),
-    "quantity": ("number", "quantity", "size", "money", "digit"),
+    "quantity": ("number", "quantity", "size", "money"),
     "action verbs": ("action verb", "motion verb", "posture verb", "begin or end verb", "verb of having"),
     "cognition and speech": ("cognition verb", "perception verb", "speech verb", "emotion verb", "mind", "feeling"),
     "people": ("person name", "title", "kinship", "person", "body part"),
@@ -139,9 +139,9 @@ def heads(names: Names) -> Table | None:
 
 def deep_heads(names: Names) -> Table | None:
     """Figure 4, right: of each head of the deep half the channel that is nameable best, where one is."""
-    columns = ("category", "head", "channel", "detects", "label", "tokens", "agreement", "ON")
+    columns = ("category", "head", "tokens", "label", "agreement", "ON", "channel", "detects")
     order = {category: number for number, category in enumerate(CATEGORIES)}
-    found = sorted(_nameable_heads(names), key=lambda row: (order[str(row[0])], -float(row[6] or 0.0), str(row[1])))
+    found = sorted(_nameable_heads(names), key=lambda row: (order[str(row[0])], -float(row[4] or 0.0), str(row[1])))
     note = (
         f"One SELECTIVE channel a head, the deeper half of the layers: its operand's label is a content category and "
         f"agreement is {MIN_AGREEMENT} or more. The head's other channels may be functional, and other heads may be "
@@ -214,7 +214,7 @@ def _nameable_heads(names: Names) -> Iterator[tuple[Cell, ...]]:
                 tokens = " ".join(token.display for token in operand.detect[:SHOWN])
                 category = where[operand.label.text]
                 place = f"L{layer}.h{head}"
-                yield (category, place, channel.id, operand.id, operand.label.text, tokens, agreement, operand.on)
+                yield (category, place, tokens, operand.label.text, agreement, operand.on, channel.id, operand.id)
 
 
 def _layers(names: Names, pooled: bool = True) -> Iterator[tuple[str, dict[str, Any]]]:
