@@ -44,9 +44,7 @@ def train(
     precision: Annotated[
         str, typer.Option(help="float32, bfloat16 (autocast), or auto: bfloat16 on a GPU that has it.")
     ] = "auto",
-    compiled: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="torch.compile; default: on a GPU only.")
-    ] = None,
+    compiled: Annotated[bool, typer.Option("--compile", help="Run the layers through torch.compile.")] = False,
     snapshot_every: Annotated[
         int | None, typer.Option(help="Keep the weights every so many tokens, besides schedule.snapshot_tokens.", min=1)
     ] = None,
@@ -119,7 +117,7 @@ def train(
                 progress=reporter.reading,
                 telemetry_every=telemetry_every,
                 precision=_precision(precision, place),
-                compiled=place.type == "cuda" if compiled is None else compiled,
+                compiled=compiled,
             )
             if begin is not None and begin_tokens is not None:
                 run.begin_from(open_checkpoint(begin), begin_tokens)

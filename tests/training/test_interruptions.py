@@ -207,7 +207,7 @@ def test_what_a_full_disk_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(module, kind, full)
-    with pytest.raises(Unavailable, match="cannot be written to .*: No space left on device"), writing(tmp_path):
+    with pytest.raises(Unavailable, match=r"cannot be written to .*: No space left on device"), writing(tmp_path):
         write_state(tmp_path / "state", {"w": torch.zeros(3)}, tensors, {"step": 2})
     monkeypatch.undo()
     found = read_state(tmp_path / "state")
