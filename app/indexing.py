@@ -28,7 +28,6 @@ from legible_core.registry import Checkpoint
 from legible_core.token_service import TokenizerService
 
 if TYPE_CHECKING:
-    from app.catalogue import Catalogue
     from app.jobs import Job, Queue
     from app.worker import Context, Outcome
 
@@ -79,12 +78,15 @@ def look(queue: Queue, index: NamesIndex, checkpoints: Iterable[Checkpoint]) -> 
     return Searchable(searched, indexes, tuple(pending), tuple(unnamed))
 
 
-def look_soon(queue: Queue, catalogue: Catalogue) -> threading.Thread:
+def look_soon(queue: Queue) -> threading.Thread:
     """Look in the background, as a server does when it starts: hashing large checkpoints takes its time."""
+    from app.catalogue import Catalogue
+    from app.store import Store
 
     def work() -> None:
         try:
-            look(queue, NamesIndex(queue.database), catalogue.checkpoints())
+            # A survey of its own: the pages' one is some seconds old at most, counted from a visitor's first look.
+            look(queue, NamesIndex(queue.database), Catalogue(Store(queue.database)).checkpoints())
         except Exception as error:  # a search looks again
             log.warning("the names of the checkpoints were not looked at: %s", error)
 

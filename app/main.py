@@ -44,7 +44,7 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with Supervisor(settings, services.queue):
-            looking = look_soon(services.queue, services.catalogue)
+            looking = look_soon(services.queue)
             yield
             await run_in_threadpool(looking.join)
         services.close()

@@ -1,7 +1,7 @@
 """Pages over the names of a 12-layer, d = 768 model (36,864 units), against a bare route and a tenth of the units.
 
-The real server (no worker) on one database that holds both made-up checkpoints, their names indexed; a bare FastAPI
-route returns the same bytes. "Made anew": every request is for an address that was not asked for before, so that no
+The real server on one database that holds both made-up checkpoints, their names indexed; its worker answers what a page
+asks it for, and then rests; a bare FastAPI route returns the same bytes. "Made anew": every request is for an address that was not asked for before, so that no
 page is kept.
 """
 
@@ -11,8 +11,10 @@ import contextlib
 import gzip
 import http.client
 import itertools
+import json
 import re
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -29,6 +31,7 @@ from legible_core.registry import Checkpoint
 
 REQUESTS, ROUNDS = 30, 11
 KILOBYTES = 200.0
+SETTLE_SECONDS = 300.0
 # name -> the address of one checkpoint's page; {n} makes an address that was not asked for before.
 PAGES = {
     "layer": "/models/{slug}/layers/4?sort=on{n}",
@@ -50,7 +53,9 @@ def run() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         root = Path(folder)
         fill(root)
-        served = stack.enter_context(server(["app.cli", "serve", "--workers", "0", "--data-dir", str(root)], "/jobs"))
+        served = stack.enter_context(server(["app.cli", "serve", "--device", "cpu", "--data-dir", str(root)], "/jobs"))
+        for slug, pattern in itertools.product(("large", "small"), PAGES.values()):
+            settle(served, pattern.format(slug=slug, n=""))
         for name, pattern in PAGES.items():
             address = pattern.format(slug="large", n="")
             body = fetch(http.client.HTTPConnection("127.0.0.1", served), address)
@@ -75,6 +80,19 @@ def fill(root: Path) -> None:
             index(database, checkpoint)
     finally:
         database.close()
+
+
+def settle(port: int, address: str) -> None:
+    """Wait until a page has all that it asks the worker for, and until the worker has nothing else to do."""
+    until = time.monotonic() + SETTLE_SECONDS
+    while time.monotonic() < until:
+        jobs = json.loads(fetch(http.client.HTTPConnection("127.0.0.1", port), "/jobs.json"))["jobs"]
+        idle = not any(job["state"] in ("running", "waiting") for job in jobs)
+        polls = b'hx-trigger="every' in fetch(http.client.HTTPConnection("127.0.0.1", port), address)
+        if idle and not polls:
+            return
+        time.sleep(0.5)
+    raise RuntimeError(f"{address} still waits for its worker")
 
 
 def index(database: Database, checkpoint: Checkpoint) -> int:

@@ -247,7 +247,7 @@ def test_a_client_that_leaves_in_mid_request_is_no_failure(tmp_path: Path, caplo
     assert "failed" not in caplog.text
 
 
-@pytest.mark.parametrize("path", ["/", "/jobs", "/models", "/nowhere", "/static/app.js", "/jobs.json"])
+@pytest.mark.parametrize("path", ["/", "/models", "/nowhere", "/static/app.js", "/models.json"])
 def test_head_is_answered_as_get_without_the_body(client: TestClient, path: str) -> None:
     shown, head = client.get(path), client.head(path)
     assert head.status_code == shown.status_code

@@ -127,7 +127,8 @@ def test_a_reading_is_made_stored_found_after_a_restart_and_deleted(
     eventually(lambda: answered(server, path), 60)
     reading = json.loads(server.get(f"{path}.json")[2])
     assert abs(reading["residual"]) <= reading["tolerance"]
-    assert [job.kind for job in server.queue.list()] == ["read"]
+    kinds = [job.kind for job in server.queue.list()]
+    assert [kind for kind in kinds if kind != "index"] == ["read"]  # the shipped checkpoint's names are indexed
     assert len(server.store.readings()) == 1
     status, page_address, page = server.get(path)
     assert status == 200
