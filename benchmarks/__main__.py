@@ -21,6 +21,7 @@ GROUPS = {
     "training": ("training:run", "a training step of the legible model against its GELU twin"),
     "evaluation": ("evaluation:run", "evaluating minimal pairs against plain batched forwards of the same tokens"),
     "scan": ("scan:run", "a scan against plain forwards over the same tokens"),
+    "tokenising": ("tokenising:run", "a text to a file of ids, against the tokenizers library alone"),
     "page": ("page:run", "a stored reading's page: requests per second, bytes, first paint"),
     "names": ("names:run", "pages and searches over 36,864 named units: requests per second, bytes, growth"),
 }
