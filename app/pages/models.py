@@ -12,6 +12,7 @@ from fastapi.responses import HTMLResponse
 from app.pages.home import describe
 from app.pages.model_figures import Figure, beside, figures_of
 from app.pages.named import names_of
+from app.pages.quality import CARD_WORDS as JUDGED_WORDS
 from app.pages.quality import Judged, document, judged, stored_of
 from app.pages.scans import ScanForm, scan_form
 from app.pages.view import page, percent, twin
@@ -160,7 +161,7 @@ def _model(services: Services, slug: str, urls: Urls) -> ModelPage:
     checkpoint = services.catalogue.get(slug)
     names, missing = names_of(checkpoint)
     fields = checkpoint.card.fields
-    measured = (*CARD_FIGURES, *CARD_SHARES)
+    measured = (*CARD_FIGURES, *CARD_SHARES, *JUDGED_WORDS)
     return ModelPage(
         title=f"{checkpoint.slug}: checkpoint",
         slug=checkpoint.slug,
@@ -196,7 +197,7 @@ def _card_fact(key: str, value: str) -> Fact:
             value = f"{int(value):,}"
     except (ValueError, OverflowError):
         pass
-    return Fact(CARD_WORDS.get(key, key.replace("_", " ")), value)
+    return Fact(CARD_WORDS.get(key, JUDGED_WORDS.get(key, key.replace("_", " "))), value)
 
 
 def _blocks(text: str) -> tuple[Block, ...]:

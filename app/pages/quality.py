@@ -10,11 +10,19 @@ from typing import Any
 from app.catalogue import Catalogue
 from app.urls import Urls
 from legible_core.errors import LegibleError
+from legible_core.evaluation.data import TASKS
 from legible_core.evaluation.records import FIGURES, FILE, Evaluation, TaskResult, difference
 from legible_core.evaluation.statistics import Estimate
 from legible_core.registry import Checkpoint
 
 ACCURACIES = ("acc", "acc_norm")
+# What `records.card_fields` puts on a card, in words.
+CARD_WORDS = {
+    name + ("" if figure == "acc" else f"_{figure}") + end: "its standard error" if end else f"{task.title}, {words}"
+    for name, task in TASKS.items()
+    for figure, words in FIGURES.items()
+    for end in ("", "_se")
+}
 UNMEASURED = "Not judged on any task yet; `legible eval {slug} --data DIR` does."
 INDENT = {"field": "", "term": "  ", "part": "    "}
 POOLED = (
@@ -148,9 +156,9 @@ def _row(name: str, level: str, task: TaskResult, twin: TaskResult | None, figur
 
 
 def _plus_minus(estimate: Estimate, figure: str) -> str:
-    digits = 4 if figure in (*ACCURACIES, "byte_perplexity", "bits_per_byte") else 2
-    text = f"{estimate.value:.{digits}f}"
-    return text if estimate.se is None else f"{text} ± {estimate.se:.{digits}f}"
+    digits = 4 if figure in (*ACCURACIES, "byte_perplexity", "bits_per_byte") else 2 if estimate.value < 1000 else 0
+    text = f"{estimate.value:,.{digits}f}"
+    return text if estimate.se is None else f"{text} ± {estimate.se:,.{digits}f}"
 
 
 def _change(change: Estimate | None, figure: str) -> str:

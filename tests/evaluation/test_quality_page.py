@@ -12,7 +12,9 @@ from fastapi.testclient import TestClient
 from app.main import create_app
 from app.pages.quality import stored_of, table
 from app.settings import Settings
+from legible_core.checkpoint import write_card
 from legible_core.evaluation.records import FILE, Evaluation, PartResult, TaskResult
+from legible_core.folder import Card
 
 HOSTILE = "<b>npi&</b>"
 
@@ -41,6 +43,7 @@ def test_before_any_judging_the_page_names_the_command(site):
     assert "legible eval ours --data DIR" in client.get("/models/ours").text
     assert client.get("/models/ours.json").json()["evaluation"] is None
     (ours.path / FILE).write_text("{")
+    client.app.state.kept_pages.clear()
     assert "The stored results cannot be used" in client.get("/models/ours").text
 
 
@@ -59,6 +62,15 @@ def test_figures_stand_beside_the_twins(site):
     figure = client.get("/models/ours.json").json()["evaluation"]["blimp"]["figures"]["acc"]
     assert figure["value"] == 0.75
     assert "paired difference" not in client.get("/models/twin").text
+
+
+def test_the_cards_lines_have_words(site, tokenizer_path, tmp_path):
+    client, ours, _ = site
+    write_card(ours.path, Card({"blimp": "0.6012", "blimp_se": "0.0018", "lambada_perplexity": "51.20"}))
+    client.app.state.services.catalogue.refresh()
+    text = client.get("/models/ours").text
+    assert "<dt>BLiMP, accuracy</dt><dd>0.6012</dd><dt>its standard error</dt><dd>0.0018</dd>" in text
+    assert "<dt>LAMBADA, perplexity of the last word</dt>" in text
 
 
 def test_results_of_other_weights_are_not_shown(site):
