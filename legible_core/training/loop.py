@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer
@@ -250,8 +250,10 @@ class Run:
                 snapshots.after(step, model)
             while step < last:
                 started = time.monotonic()
-                if step * size in recipe.schedule.revive_tokens and decay_from is None:
-                    self._revive(optimiser, step)
+                if decay_from is None and step * size in recipe.schedule.revive_tokens:
+                    self._revive(optimiser, step, "random")
+                if decay_from is None and step * size in recipe.schedule.revive_data_tokens:
+                    self._revive(optimiser, step, "data")
                 factor = _factor(recipe, step, decay_from, last, begun.get("warm_from", 0))
                 batch = batches.take(step)
                 loss, pressure, norm = train_step(model, optimiser, recipe, batch, step * size, factor, objective)
@@ -283,17 +285,17 @@ class Run:
                     return step == last
         return True
 
-    def _revive(self, optimiser: Optimiser, step: int) -> None:
+    def _revive(self, optimiser: Optimiser, step: int, rows: Literal["random", "data"]) -> None:
         """Give dead operands a new start, judged on the next four steps' text; a run that resumes does the same.
 
         Every process does it on the same text, and then takes the first one's outcome.
         """
         batches = [self._contexts(step + i)[:, :-1].to(self.device) for i in range(4)]
-        counts = revive(self.model, optimiser, batches, torch.Generator().manual_seed(self.recipe.seed + step))
+        counts = revive(self.model, optimiser, batches, torch.Generator().manual_seed(self.recipe.seed + step), rows)
         same_everywhere([*(p.data for p in self.model.parameters()), *optimiser.state().values()])
         if rank() == 0:
             cut_log(self.folder / "revived.jsonl", step - 1)
-            append(self.folder / "revived.jsonl", {"number": step, "revived": counts})
+            append(self.folder / "revived.jsonl", {"number": step, "rows": rows, "revived": counts})
 
     def _contexts(self, step: int, count: int | None = None) -> Tensor:
         """The contexts of step number `step`, or the first `count` of them, each with the token that follows it."""

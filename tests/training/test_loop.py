@@ -16,6 +16,7 @@ from app.cli import build
 from legible_core.checkpoint import save
 from legible_core.errors import Conflict, Corrupt, LegibleError, Unavailable
 from legible_core.folder import Card
+from legible_core.training import loop
 from legible_core.training import step as step_module
 from legible_core.training.loop import Diverged, Run, Step
 from legible_core.training.pressures import Pressure
@@ -84,8 +85,19 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, text: Path, kind
     assert losses(parts)[-1] < losses(parts)[0]
 
 
-def test_a_revival_happens_once_and_resumes_alike(tmp_path: Path, text: Path) -> None:
-    recipe = replace(RECIPE, schedule=replace(RECIPE.schedule, revive_tokens=(256,)))
+@pytest.mark.parametrize("rows", ["random", "data"])
+def test_a_revival_happens_once_and_resumes_alike(
+    tmp_path: Path, text: Path, rows: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, kinds = loop.revive, []
+
+    def revive(*given: object) -> dict[str, int]:
+        kinds.append(given[-1])
+        return plain(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "revive", revive)
+    name = "revive_tokens" if rows == "random" else "revive_data_tokens"
+    recipe = replace(RECIPE, schedule=replace(RECIPE.schedule, **{name: (256,)}))
     start(recipe, tmp_path / "whole", text).train(lambda step: True)
     for stop in (4, 99):
         start(recipe, tmp_path / "parts", text).train(lambda step, stop=stop: step.number < stop)
@@ -93,6 +105,8 @@ def test_a_revival_happens_once_and_resumes_alike(tmp_path: Path, text: Path) ->
     for name in ("parts", "whole"):
         (line,) = (tmp_path / name / "revived.jsonl").read_text().splitlines()
         assert json.loads(line)["number"] == 4
+        assert json.loads(line)["rows"] == rows
+    assert kinds == [rows] * 2
 
 
 def test_a_killed_run_repeats_the_steps_after_its_state(tmp_path: Path, text: Path) -> None:
