@@ -1,8 +1,8 @@
 """Pages over the names of a 12-layer, d = 768 model (36,864 units), against a bare route and a tenth of the units.
 
 The real server on one database that holds both made-up checkpoints, their names indexed; its worker answers what a page
-asks it for, and then rests; a bare FastAPI route returns the same bytes. "Made anew": every request is for an address that was not asked for before, so that no
-page is kept.
+asks it for, and then rests; a bare FastAPI route returns the same bytes. "Made anew": every request is for an address
+that was not asked for before, so that no page is kept.
 """
 
 from __future__ import annotations
