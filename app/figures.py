@@ -42,10 +42,13 @@ def level(value: float, scale: float) -> str:
     return f"{'p' if value > 0 else 'n'}{min(4, 1 + int(share * 4))}"
 
 
-def heads_grid(heads: np.ndarray, href: Href, selected: str | None = None) -> Markup:
-    """Layers × heads of (L, H) terms in logits; each cell is a link to `href(component)`."""
+def heads_grid(heads: np.ndarray, href: Href, selected: str | None = None, scale: float | None = None) -> Markup:
+    """Layers × heads of (L, H) terms in logits; each cell is a link to `href(component)`.
+
+    `scale` is the size that has the full colour; the largest term's, where it is not given.
+    """
     layers, count = heads.shape
-    scale = float(np.abs(heads).max(initial=0.0))
+    scale = float(np.abs(heads).max(initial=0.0)) if scale is None else scale
     cell = 34 if count <= 8 else 30 if count <= 12 else 20
     width, height = LABEL + cell * count, ROW * layers + 18
     parts = [_open(width, height, "Terms of the attention heads by layer")]
@@ -74,15 +77,17 @@ def heads_grid(heads: np.ndarray, href: Href, selected: str | None = None) -> Ma
 
 
 def unit_strips(
-    units: np.ndarray, href: Href, glyph: Callable[[int], str], selected: str | None = None, always: Sequence[str] = ()
-) -> Markup:
+    units: np.ndarray, href: Href, glyph: Callable[[int], str], selected: str | None = None,
+    always: Sequence[str] = (), scale: float | None = None,
+) -> Markup:  # fmt: skip
     """One strip a layer of (L, d_ff) terms in logits, on a square-root axis common to all layers.
 
     The strongest `MARKS` units of each layer, those in `always` and the selected one are drawn one by one and are
-    links; the rest is a density of four grades. `glyph(unit)` is the sign of a unit's kind.
+    links; the rest is a density of four grades. `glyph(unit)` is the sign of a unit's kind;
+    `scale` ends the axis.
     """
     layers, d_ff = units.shape
-    scale = float(np.abs(units).max(initial=0.0)) or 1.0
+    scale = (float(np.abs(units).max(initial=0.0)) if scale is None else scale) or 1.0
     width, height = LABEL + STRIP + NAME, ROW * layers + 18
     half = STRIP / 2 - 4
     zero = LABEL + STRIP / 2

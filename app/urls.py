@@ -82,6 +82,10 @@ class Urls:
         """Components over a text: the form, or a stored text by its digest."""
         return self._url(("models", slug, "values", *(() if digest is None else (digest, *parts))), query)
 
+    def compare(self, form: str = "", **query: object) -> str:
+        """Two readings side by side; `left` and `right` are permalinks, `form` is json or csv."""
+        return self._url((f"compare.{form}" if form else "compare",), query)
+
     def search(self, **query: object) -> str:
         """`q` is what was typed, `side` promote or detect, `page` from 2 on."""
         return self._url(("search",), query)

@@ -20,6 +20,7 @@ CORE = """
     config
     interventions
     reading
+    compare
     trace
     registry
     model
@@ -56,6 +57,7 @@ APP = """
 """
 TORCH_FREE = """
     errors display folder memory units tokens token_service config interventions reading registry naming.names reads
+    compare
     naming.lexicon naming.columns naming.contexts naming.places figures legibility training.history
     evaluation.records evaluation.data evaluation.encode evaluation.journal
 """
