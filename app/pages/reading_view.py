@@ -1,6 +1,6 @@
 """A stored reading → everything its page shows, as text and numbers ready to be written down.
 
-    view = reading_page(stored, reading, urls, Chosen(component="L5.u263"), panel)
+    view = reading_page(stored, config, urls, Chosen(component="L5.u263"), panel)
 
 The page's own numbers are the JSON twin's, rounded: nothing is computed here that the reading does not say.
 """
@@ -11,19 +11,21 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
 from app.figures import heads_grid, signed, unit_strips
+from app.pages.citation import citation
 from app.pages.formula import Piece, formula, operand_piece
 from app.pages.named import channel_piece
 from app.pages.panel import Panel
 from app.pages.view import chance, clipped, percent
+from app.store_types import StoredReading
 from app.urls import Urls
 from legible_core.config import ModelConfig
 from legible_core.naming.names import Names
-from legible_core.reading import Contributor, Reading, Shares, Summary, Token
+from legible_core.reading import Contributor, Shares, Summary, Token
 from legible_core.units import GLYPHS
 
 FLOOR_NAMES = {"embed.token": "token embedding", "embed.position": "position embedding", "norm.bias": "norm bias"}
@@ -55,6 +57,8 @@ class Links:
     delete: str
     collect: str
 
+    html: str
+    cite: str
 
 @dataclass(frozen=True, slots=True)
 class TokenChip:
@@ -157,14 +161,13 @@ class Chosen:
 
 
 def reading_page(
-    reading: Reading,
+    stored: StoredReading,
     config: ModelConfig | None,
     urls: Urls,
     chosen: Chosen,
     *,
     slug: str,
     text: str,
-    collected: bool,
     origin: str,
     panel: Panel | None,
     shades: Sequence[int] = (),
@@ -179,6 +182,7 @@ def reading_page(
     shown = chosen.component or (panel.id if panel is not None else None)
 
     def component(name: str) -> str:
+    reading = stored.reading()
         return chosen.href(component=name)
 
     here = urls.reading(slug, summary.digest, **chosen.query())
@@ -192,10 +196,12 @@ def reading_page(
     )
     return ReadingPage(
         title=_title(summary, slug),
+        html=urls.reading_part(slug, summary.digest, "html", **base),
+        cite=urls.reading_part(slug, summary.digest, "cite", **base),
         slug=slug,
         summary=summary,
         text=text,
-        collected=collected,
+        collected=stored.collected,
         links=links,
         strip=_strip(summary.tokens, summary.position, shades),
         shading=_shading(shown, shades),
@@ -216,12 +222,18 @@ def reading_page(
 
 def _glyphs(config: ModelConfig | None, d_ff: int) -> list[str]:
     """The glyph of each hidden unit; none where the checkpoint is gone."""
+        citation=citation(
+            stored,
+            text=_read_text(summary),
+            target=summary.target.display,
+            origin=origin,
+            address=urls.reading(slug, summary.digest, **base),
+        ),
     return [GLYPHS[config.feed_forward.kind(unit)] if config is not None else "" for unit in range(d_ff)]
 
 
 def _title(summary: Summary, slug: str) -> str:
-    read = b"".join(bytes.fromhex(token.bytes) for token in summary.tokens[: summary.position + 1])
-    tail = clipped(read.decode("utf-8", "replace"), 40)
+    tail = clipped(_read_text(summary), 40)
     against = f" against {summary.contrast.display}" if summary.contrast is not None else ""
     return f"“{tail}” → {summary.target.display}{against} · {slug}"
 
@@ -231,6 +243,12 @@ def _strip(tokens: Sequence[Token], position: int, shades: Sequence[int]) -> tup
         TokenChip(
             display=token.display,
             href=f"?position={index}",
+def _read_text(summary: Summary) -> str:
+    """The prompt up to the read position."""
+    read = b"".join(bytes.fromhex(token.bytes) for token in summary.tokens[: summary.position + 1])
+    return read.decode("utf-8", "replace")
+
+
             title=f"{index}: token {token.id}",
             current=index == position,
             shade=shades[index] if index < len(shades) else 0,

@@ -1,7 +1,7 @@
-"""A reading: its page, JSON, CSV, and what one may do with it.
+"""A reading: its page, JSON, and what one may do with it; app/pages/export.py has what one may take away.
 
     GET  /models/{slug}/readings/{digest}?position=&target=&contrast=&relative_to=&component=
-    GET  …/{digest}.json, …/{digest}/csv
+    GET  …/{digest}.json
     POST …/{digest}/delete, …/{digest}/collect, /models/{slug}/readings (a new one)
 
 A stored reading needs no worker. One that is not stored yet is submitted once and shows its state until it is; then the
@@ -10,10 +10,9 @@ address is made explicit. Finished pages are kept as bytes: rows never change, a
 
 from __future__ import annotations
 
-import csv
-import io
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, Form, Query, Request, Response
@@ -35,9 +34,9 @@ from app.pages.asking import (
     submit_reading,
 )
 from app.pages.detail import panel_for
-from app.pages.formula import plain
 from app.pages.named import names_of
-from app.pages.reading_view import Chosen, contributor_formula, reading_page
+from app.pages.panel import Panel
+from app.pages.reading_view import Chosen, ReadingPage, reading_page
 from app.pages.view import html, twin
 from app.pages.waiting import waiting_json, waiting_page
 from app.services import Services, services
@@ -45,7 +44,7 @@ from app.store import StoredReading
 from app.urls import urls_for
 from legible_core.errors import LegibleError, NotFound
 from legible_core.memory import ByteCache
-from legible_core.reading import Reading, ReadingRequest
+from legible_core.reading import ReadingRequest
 from legible_core.registry import Checkpoint
 
 router = APIRouter(prefix="/models/{slug}/readings", default_response_class=HTMLResponse)
@@ -142,24 +141,11 @@ def reading_json(
     """The complete reading (docs/reading-schema.md), or 202 and the job while it is not stored yet."""
     prompt = find_prompt(services, digest)
     asked = _spelled(services, prompt, asked)
-    stored = _find(services, digest, asked)
+    stored = find_stored(services, digest, asked)
     if stored is not None:
         return twin(stored.reading().to_json())
     _, job = _submitted(services, prompt, asked)
     return twin(waiting_json(services, job), status=202)
-
-
-@router.get("/{digest}/csv")
-def reading_csv(
-    slug: str, digest: str, asked: Annotated[Asked, Query()], services: Annotated[Services, Depends(services)]
-) -> Response:
-    """Every term of the sum as a table: component, kind, term, name."""
-    stored = _find(services, digest, asked)
-    if stored is None:
-        raise NotFound(f"The reading {digest[:12]} is not stored yet, so there is no table of it; open its page first.")
-    name = f'attachment; filename="reading-{digest[:12]}-{stored.position}-{stored.target}.csv"'
-    text = _csv(stored.reading(), _config_of(services, stored.checkpoint_hash))
-    return Response(text, media_type="text/csv; charset=utf-8", headers={"content-disposition": name})
 
 
 @router.post("/{digest}/delete")
@@ -179,7 +165,7 @@ def collect(
     services: Annotated[Services, Depends(services)], on: Annotated[bool, Form()] = True,
 ) -> Response:  # fmt: skip
     """Put this reading into the collection on the home page, or take it out."""
-    stored = _find(services, digest, asked)
+    stored = find_stored(services, digest, asked)
     if stored is None:
         raise NotFound(f"The reading {digest[:12]} is not stored, so it cannot be collected.")
     services.store.collect(
@@ -214,7 +200,7 @@ def _open(request: Request, slug: str, digest: str, key: tuple[str, ...], kept: 
         spelled = _spelled(services, prompt, asked)
         if spelled != asked:
             return RedirectResponse(urls.reading(slug, digest, **spelled.explicit()), status_code=303)
-    stored = _find(services, digest, asked)
+    stored = find_stored(services, digest, asked)
     if stored is None:
         _kept_pages(request).drop(key)
         prompt = find_prompt(services, digest)
@@ -254,20 +240,23 @@ def _render(
     context = reading_page(
         found,
         None if checkpoint is None else checkpoint.config,
-        urls,
+        urls_for(request),
         chosen,
         slug=slug,
         text=text,
-        collected=stored.collected,
         origin=f"{request.url.scheme}://{request.url.netloc}",
-        panel=panel.panel,
-        shades=panel.shades,
+        panel=panel,
+        shades=shades,
         names=None if checkpoint is None else names_of(checkpoint)[0],
     )
-    return html(request, "reading.html", context).encode(), panel.final
 
 
-def _find(services: Services, digest: str, asked: Asked) -> StoredReading | None:
+def _text_of(services: Services, stored: StoredReading) -> str:
+    prompt = services.store.prompt(stored.digest)
+    return prompt.text if prompt is not None else ""
+
+
+def find_stored(services: Services, digest: str, asked: Asked) -> StoredReading | None:
     return services.store.find(
         digest, position=asked.position, target=asked.target, contrast=asked.contrast, relative_to=asked.relative_to
     )
@@ -306,7 +295,7 @@ def _submitted(services: Services, prompt: Prompt, asked: Asked) -> tuple[Checkp
     )
     request.check(checkpoint.config)
     job = services.queue.find(read_key(request))
-    if job is None or (job.state == "done" and _find(services, prompt.digest, _answered(asked, job)) is None):
+    if job is None or (job.state == "done" and find_stored(services, prompt.digest, _answered(asked, job)) is None):
         job = submit_reading(services, request, slug=prompt.slug, text=prompt.text)
     return checkpoint, job
 
@@ -323,39 +312,9 @@ def _names(services: Services, slug: str, checkpoint_hash: str) -> bool:
         return False
 
 
-def _checkpoint_of(services: Services, checkpoint_hash: str) -> Checkpoint | None:
+def checkpoint_of(services: Services, checkpoint_hash: str) -> Checkpoint | None:
     """The checkpoint behind a stored reading; None when it is gone, which does not stop the reading from opening."""
     try:
         return services.catalogue.get(checkpoint_hash)
     except LegibleError:
         return None
-
-
-def _config_of(services: Services, checkpoint_hash: str) -> Any:
-    checkpoint = _checkpoint_of(services, checkpoint_hash)
-    return None if checkpoint is None else checkpoint.config
-
-
-def _csv(reading: Reading, config: Any) -> str:
-    """One row a term: floor, heads, units, in their order; the terms are the stored float32 numbers."""
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(["component", "kind", "term", "name"])
-    names = {c.id: plain(contributor_formula(c)) for c in reading.summary.top}
-    for term in reading.summary.floor:
-        writer.writerow([term.id, "floor", repr(term.value), ""])
-    for layer, row in enumerate(reading.heads):
-        for head, value in enumerate(row):
-            name = f"L{layer}.h{head}"
-            writer.writerow([name, "head", str(value), _cell(names.get(name, ""))])
-    for layer, row in enumerate(reading.units):
-        for unit, value in enumerate(row):
-            name = f"L{layer}.u{unit}"
-            kind = config.feed_forward.kind(unit) if config is not None else ""
-            writer.writerow([name, kind, str(value), _cell(names.get(name, ""))])
-    return out.getvalue()
-
-
-def _cell(text: str) -> str:
-    """A spreadsheet takes =, +, - and @ at the start for a formula; a quote in front keeps it text."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
