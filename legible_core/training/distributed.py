@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from legible_core.errors import LegibleError, Unavailable
+from legible_core.training.state import kept
 
 # The first process may tokenise for hours while the others wait for it.
 PATIENCE = timedelta(hours=24)
@@ -187,14 +188,14 @@ def losing(folder: Path) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise LegibleError(
-            "The GPU's memory does not hold one micro-batch; give schedule.micro_batch_tokens a smaller number "
-            f"(gradients are the same). The last good state is kept in {folder / 'state'}.",
+            "The GPU's memory does not hold one micro-batch; give schedule.micro_batch_tokens a smaller number, which "
+            f"is another run where there is a floor. {kept(folder)}",
             code="out_of_memory",
         ) from None
     except RuntimeError as error:
         if world() == 1 or not (isinstance(error, dist.DistError) or _LOST.search(str(error))):
             raise
         raise ProcessLost(
-            f"Another process of this run ended, so process {rank()} of {world()} stops too. The last good state is "
-            f"kept in {folder / 'state'}; the same command goes on from there."
+            f"Another process of this run ended, so process {rank()} of {world()} stops too. {kept(folder)} The same "
+            "command goes on from there."
         ) from None

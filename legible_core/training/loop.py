@@ -40,7 +40,7 @@ from legible_core.training.recipe import Recipe
 from legible_core.training.revive import revive
 from legible_core.training.snapshots import Snapshots
 from legible_core.training.sources import Files, Source
-from legible_core.training.state import append, cut_log, has_state, read_state, write_state
+from legible_core.training.state import append, cut_log, has_state, kept, read_state, write_state
 from legible_core.training.step import Objective, Precision, over_processes, train_step
 from legible_core.training.telemetry import EVERY_STEPS, Telemetry
 
@@ -235,8 +235,8 @@ class Run:
         def save() -> None:
             if not agree(model.parameters()):
                 raise Diverged(
-                    "Training stopped: the processes of this run no longer hold the same weights. The last good state "
-                    f"is kept in {folder / 'state'}; the same command goes on from there."
+                    "Training stopped: the processes of this run no longer hold the same weights. "
+                    f"{kept(folder)} The same command goes on from there."
                 )
             meta = {"step": step, "tokens": step * size, "guard": guard.to_json(), "decay_from": decay_from}
             meta |= begun
@@ -264,8 +264,8 @@ class Run:
                     if first:
                         telemetry.event(step + 1, "diverged", reason)
                     raise Diverged(
-                        f"Training stopped: {reason}. The last good state is kept in {folder / 'state'}; "
-                        "lower the learning rates or the pressures and start again from it."
+                        f"Training stopped: {reason}. {kept(folder)} Lower the learning rates or the pressures and "
+                        "start again from there."
                     )
                 step += 1
                 took = time.monotonic() - started

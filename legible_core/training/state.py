@@ -98,6 +98,13 @@ def write_whole(path: Path, data: bytes) -> None:
     draft.replace(path)
 
 
+def kept(folder: Path) -> str:
+    """A sentence on what a run that stops leaves behind."""
+    if has_state(folder / "state"):
+        return f"The last good state is kept in {folder / 'state'}."
+    return "Nothing was saved yet."
+
+
 def append(path: Path, line: dict[str, Any]) -> None:
     """Add one line of JSON to a log."""
     with path.open("a", encoding="utf-8") as file:
