@@ -119,3 +119,4 @@ def finish(page: Page, recipe: Path, process: subprocess.Popen[bytes]) -> None:
     assert wide <= 390
     picture = page.screenshot(path=recipe.parent / "run.png", full_page=True)
     assert len(picture) > 10_000
+    page.goto("about:blank")  # it would ask on while the server stops
