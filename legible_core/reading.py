@@ -351,6 +351,12 @@ class Reading:
             raise AttributeError(name)
         return getattr(self.summary, name)
 
+    def _repr_html_(self) -> str:
+        """What Jupyter shows: the figure, the strongest terms and the sum, escaped and without script."""
+        from legible_core.notebook import reading_html
+
+        return reading_html(self)
+
     def summary_json(self) -> str:
         """The JSON row that is stored beside `pack()`."""
         return json.dumps(self.summary.model_dump(by_alias=True), ensure_ascii=False, separators=(",", ":"))

@@ -19,8 +19,9 @@ CORE = """
     tokens token_service
     config
     interventions
+    notebook
     reading
-    compare
+    compare sampling
     trace
     registry
     model
@@ -34,12 +35,17 @@ CORE = """
     training
     evaluation
     pipeline
+    generate
+    api
 """
 APP = """
     paths settings errors_text filesystem tables runs
     options urls
     errors
     security database search_text
+    people
+    notes collections
+    notes_file
     wake job_types store_types search_query names_index
     leading
     job_queries
@@ -47,7 +53,7 @@ APP = """
     catalogue supervisor
     services worker texts
     indexing
-    scanning looking
+    scanning looking generating
     handlers
     figures run_figures
     pages
@@ -56,8 +62,9 @@ APP = """
     cli
 """
 TORCH_FREE = """
+    notebook
     errors display folder memory units tokens token_service config interventions reading registry naming.names reads
-    compare
+    compare sampling
     naming.lexicon naming.columns naming.contexts naming.places figures legibility training.history
     evaluation.records evaluation.data evaluation.encode evaluation.journal
 """
@@ -116,6 +123,11 @@ def test_the_core_without_torch_loads_no_torch_and_no_application() -> None:
     names = loaded("\n".join(f"import legible_core.{name}" for name in TORCH_FREE.split()))
     assert "legible_core.reading" in names
     assert not names & {"torch", "app", "fastapi", "sqlalchemy"}
+
+
+def test_the_core_loads_torch_only_when_load_or_read_is_used() -> None:
+    assert not {"torch", "numpy"} & loaded("import legible_core, sys; assert 'load' in legible_core.__all__")
+    assert "torch" in loaded("from legible_core import load, read")
 
 
 def test_the_whole_core_loads_no_application() -> None:
