@@ -38,7 +38,7 @@ KEPT_FINISHED = 1000
 # newest ones are kept, so that all of them together stay under KEPT_CLOSE_UPS * MAX_RESULT_BYTES.
 KEPT_CLOSE_UPS = 64
 MAX_RESULT_BYTES = 4 << 20
-LASTING = ("read", "scan", "index", "values", "similar")
+LASTING = ("read", "scan", "index", "values", "similar", "generate", "pair")
 
 LOST = "The worker stopped while it ran this job"
 
@@ -154,13 +154,15 @@ class Queue(JobQueries):
 
     def progress(
         self, job: Job, *, stage: str | None = None, done: float | None = None, total: float | None = None,
-        paused: bool = False,
+        result: dict[str, Any] | None = None, paused: bool = False,
     ) -> bool:  # fmt: skip
         """Say how far the attempt is, extending its lease; False when the job is no longer this attempt's.
 
+        `result` is what there is so far: pages show it, and the next attempt goes on from it if this one is lost.
+
         While `paused` (the worker runs something more urgent) the loss of the worker is not this job's fault.
         """
-        values = {"stage": stage, "done": done, "total": total}
+        values = {"stage": stage, "done": done, "total": total, "result": result}
         changes: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
         with self.database.write() as connection:
             return self._update(connection, job, **changes, paused=paused, lease_until=clock() + self.lease_seconds)

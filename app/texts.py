@@ -7,9 +7,10 @@ computation; `Store.delete` forgets either with everything that hangs on it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
 from app.database import Database
 from app.job_types import COLUMNS, Job, job_of
@@ -26,8 +27,9 @@ def put_text(
     *,
     slug: str,
     dtype: Literal["float32", "bfloat16"],
+    connection: Connection | None = None,
 ) -> str:
-    """Store a text, once, and return its digest."""
+    """Store a text, once, and return its digest; with `connection`, in that transaction."""
     made = digest(checkpoint_hash, ids, (), dtype)
     values: dict[str, Any] = {
         "digest": made,
@@ -40,15 +42,15 @@ def put_text(
         "schema": SCHEMA,
         "created_at": clock(),
     }
-    with database.write() as connection:
-        if connection.dialect.name == "sqlite":
+    with database.write() if connection is None else nullcontext(connection) as using:
+        if using.dialect.name == "sqlite":
             from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 
-            connection.execute(insert_sqlite(PromptRow).values(values).on_conflict_do_nothing())
+            using.execute(insert_sqlite(PromptRow).values(values).on_conflict_do_nothing())
         else:
             from sqlalchemy.dialects.postgresql import insert as insert_postgres
 
-            connection.execute(insert_postgres(PromptRow).values(values).on_conflict_do_nothing())
+            using.execute(insert_postgres(PromptRow).values(values).on_conflict_do_nothing())
     return made
 
 

@@ -86,9 +86,17 @@ class Urls:
         """Two readings side by side; `left` and `right` are permalinks, `form` is json or csv."""
         return self._url((f"compare.{form}" if form else "compare",), query)
 
+    def generate(self, slug: str, digest: str | None = None, *parts: str, **query: object) -> str:
+        """A checkpoint goes on with a text: the form, or the continuation of a stored text by its digest."""
+        return self._url(("models", slug, "generate", *(() if digest is None else (digest, *parts))), query)
+
     def search(self, **query: object) -> str:
         """`q` is what was typed, `side` promote or detect, `page` from 2 on."""
         return self._url(("search",), query)
+
+    def help(self, word: str = "") -> str:
+        """The glossary; `word` is the anchor of an entry."""
+        return self._url(("help",), {}) + (f"#{quote(word)}" if word else "")
 
     def jobs(self, **query: object) -> str:
         return self._url(("jobs",), query)

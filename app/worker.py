@@ -88,6 +88,10 @@ class Context:
         """Call after each batch. Raises Cancelled or Stopping; runs more urgent jobs first and then returns."""
         self.worker.between_batches(self.job, done, total)
 
+    def so_far(self, result: dict[str, Any], done: float, total: float) -> None:
+        """Store what there is so far, at most twice a second; `job.result` of the next attempt if this one is lost."""
+        self.worker.so_far(self.job, result, done, total)
+
 
 class Worker:
     """One thread that works, one that keeps leases and notices when the work is stuck or the parent gone."""
@@ -150,12 +154,17 @@ class Worker:
             self._hello()
 
     def report(
-        self, job: Job, *, stage: str | None = None, done: float | None = None, total: float | None = None
-    ) -> None:
+        self, job: Job, *, stage: str | None = None, done: float | None = None, total: float | None = None,
+        result: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         """Store progress, which is a sign of life; raises Cancelled when the job is no longer this attempt's."""
         self._sign_of_life = self._reported = time.monotonic()
-        if not self.queue.progress(job, stage=stage, done=done, total=total):
+        if not self.queue.progress(job, stage=stage, done=done, total=total, result=result):
             raise Cancelled
+
+    def so_far(self, job: Job, result: dict[str, Any], done: float, total: float) -> None:
+        if time.monotonic() - self._reported > PROGRESS_SECONDS:
+            self.report(job, done=done, total=total, result=result)
 
     def between_batches(self, job: Job, done: float | None, total: float | None) -> None:
         self._sign_of_life = time.monotonic()

@@ -164,6 +164,9 @@ def _subject(urls: Urls, job: Job) -> tuple[str, str | None]:
     if job.kind == "values" and job.subject:
         components = ",".join(payload["components"])
         return f"values of {components}", urls.values(slug, job.subject, components=components)
+    if job.kind == "generate" and job.subject:
+        settings = {name: payload[name] for name in ("tokens", "temperature", "seed")}
+        return f"go on with “{clipped(str(payload['text']), 48)}”", urls.generate(slug, job.subject, **settings)
     if isinstance(asked, dict) and job.subject and slug:
         text = clipped(str(payload.get("text", "")), 48)
         component = payload.get("component")

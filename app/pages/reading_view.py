@@ -28,6 +28,9 @@ from legible_core.naming.names import Names
 from legible_core.reading import Contributor, Shares, Summary, Token
 from legible_core.units import GLYPHS
 
+if TYPE_CHECKING:
+    from app.pages.compare_form import CompareForm
+
 FLOOR_NAMES = {"embed.token": "token embedding", "embed.position": "position embedding", "norm.bias": "norm bias"}
 GROUPS = (
     ("attention", "attention"),
@@ -54,11 +57,11 @@ class Links:
     self: str
     json: str
     csv: str
+    html: str
+    cite: str
     delete: str
     collect: str
 
-    html: str
-    cite: str
 
 @dataclass(frozen=True, slots=True)
 class TokenChip:
@@ -131,6 +134,8 @@ class ReadingPage:
     sum: SumLine
     python: str
     command: str
+    citation: str
+    compare: CompareForm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +182,12 @@ def reading_page(
 
     `shades` (0-4) colours the token strip by a head's attention pattern; `names` name the leading channel of a head.
     """
+    reading = stored.reading()
     summary = reading.summary
     kinds = _glyphs(config, summary.units_shape[1])
     shown = chosen.component or (panel.id if panel is not None else None)
 
     def component(name: str) -> str:
-    reading = stored.reading()
         return chosen.href(component=name)
 
     here = urls.reading(slug, summary.digest, **chosen.query())
@@ -191,13 +196,13 @@ def reading_page(
         self=here,
         json=urls.json(urls.reading(slug, summary.digest, **base)),
         csv=urls.reading_part(slug, summary.digest, "csv", **base),
+        html=urls.reading_part(slug, summary.digest, "html", **base),
+        cite=urls.reading_part(slug, summary.digest, "cite", **base),
         delete=urls.reading_part(slug, summary.digest, "delete"),
         collect=urls.reading_part(slug, summary.digest, "collect", **chosen.query()),
     )
     return ReadingPage(
         title=_title(summary, slug),
-        html=urls.reading_part(slug, summary.digest, "html", **base),
-        cite=urls.reading_part(slug, summary.digest, "cite", **base),
         slug=slug,
         summary=summary,
         text=text,
@@ -217,11 +222,6 @@ def reading_page(
         sum=_sum_line(summary),
         python=python_snippet(origin, links.json),
         command=command_line(slug, text, summary),
-    )
-
-
-def _glyphs(config: ModelConfig | None, d_ff: int) -> list[str]:
-    """The glyph of each hidden unit; none where the checkpoint is gone."""
         citation=citation(
             stored,
             text=_read_text(summary),
@@ -229,6 +229,11 @@ def _glyphs(config: ModelConfig | None, d_ff: int) -> list[str]:
             origin=origin,
             address=urls.reading(slug, summary.digest, **base),
         ),
+    )
+
+
+def _glyphs(config: ModelConfig | None, d_ff: int) -> list[str]:
+    """The glyph of each hidden unit; none where the checkpoint is gone."""
     return [GLYPHS[config.feed_forward.kind(unit)] if config is not None else "" for unit in range(d_ff)]
 
 
@@ -238,17 +243,17 @@ def _title(summary: Summary, slug: str) -> str:
     return f"“{tail}” → {summary.target.display}{against} · {slug}"
 
 
-def _strip(tokens: Sequence[Token], position: int, shades: Sequence[int]) -> tuple[TokenChip, ...]:
-    return tuple(
-        TokenChip(
-            display=token.display,
-            href=f"?position={index}",
 def _read_text(summary: Summary) -> str:
     """The prompt up to the read position."""
     read = b"".join(bytes.fromhex(token.bytes) for token in summary.tokens[: summary.position + 1])
     return read.decode("utf-8", "replace")
 
 
+def _strip(tokens: Sequence[Token], position: int, shades: Sequence[int]) -> tuple[TokenChip, ...]:
+    return tuple(
+        TokenChip(
+            display=token.display,
+            href=f"?position={index}",
             title=f"{index}: token {token.id}",
             current=index == position,
             shade=shades[index] if index < len(shades) else 0,

@@ -33,6 +33,7 @@ from app.pages.asking import (
     start_reading,
     submit_reading,
 )
+from app.pages.compare_form import compare_form, slugs
 from app.pages.detail import panel_for
 from app.pages.named import names_of
 from app.pages.panel import Panel
@@ -231,14 +232,30 @@ def _render(
     slug: str, request: Request, stored: StoredReading, chosen: Chosen, services: Services
 ) -> tuple[bytes, bool]:
     """The page's bytes, and whether they are final (a panel may still wait for the worker)."""
-    urls = urls_for(request)
-    found = stored.reading()
-    checkpoint = _checkpoint_of(services, stored.checkpoint_hash)
-    prompt = services.store.prompt(stored.digest)
-    text = prompt.text if prompt is not None else ""
-    panel = panel_for(services, urls, found, chosen, checkpoint, slug=slug, text=text)
-    context = reading_page(
-        found,
+    checkpoint = checkpoint_of(services, stored.checkpoint_hash)
+    text = _text_of(services, stored)
+    panel = panel_for(services, urls_for(request), stored.reading(), chosen, checkpoint, slug=slug, text=text)
+    context = _context(slug, request, stored, chosen, checkpoint, text, panel.panel, panel.shades)
+    form = compare_form(
+        urls_for(request), context.summary, chosen, slug=slug, text=text, checkpoints=slugs(services)
+    )
+    context = replace(context, compare=form)
+    return html(request, "reading.html", context).encode(), panel.final
+
+
+def page_of(slug: str, request: Request, stored: StoredReading, asked: Asked, services: Services) -> ReadingPage:
+    """What the page of a stored reading shows, without a panel: no worker is asked for anything."""
+    checkpoint = checkpoint_of(services, stored.checkpoint_hash)
+    text = _text_of(services, stored)
+    return _context(slug, request, stored, _explicit(stored, asked), checkpoint, text, None, ())
+
+
+def _context(
+    slug: str, request: Request, stored: StoredReading, chosen: Chosen, checkpoint: Checkpoint | None, text: str,
+    panel: Panel | None, shades: Sequence[int],
+) -> ReadingPage:  # fmt: skip
+    return reading_page(
+        stored,
         None if checkpoint is None else checkpoint.config,
         urls_for(request),
         chosen,
