@@ -132,6 +132,18 @@ class Database:
                 connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": _MIGRATION_LOCK})
 
 
+def insert_ignore(using: Connection, table: type[Any], values: dict[str, Any]) -> None:
+    """Insert a row unless its unique key is there already."""
+    if using.dialect.name == "sqlite":
+        from sqlalchemy.dialects.sqlite import insert as insert_sqlite
+
+        using.execute(insert_sqlite(table).values(values).on_conflict_do_nothing())
+    else:
+        from sqlalchemy.dialects.postgresql import insert as insert_postgres
+
+        using.execute(insert_postgres(table).values(values).on_conflict_do_nothing())
+
+
 def alembic_config() -> Any:
     """Alembic's configuration, from wherever the migrations are installed."""
     from alembic.config import Config

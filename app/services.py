@@ -20,6 +20,7 @@ from app.settings import Settings
 if TYPE_CHECKING:
     from app.catalogue import Catalogue
     from app.jobs import Queue
+    from app.notes import Notes
     from app.store import Store
     from legible_core.token_service import TokenizerService
 
@@ -33,6 +34,13 @@ class Services:
     queue: Queue
     catalogue: Catalogue
     tokenizers: TokenizerService
+
+    @property
+    def notes(self) -> Notes:
+        """What people say of components."""
+        from app.notes import Notes
+
+        return Notes(self.store.database)
 
     def close(self) -> None:
         self.tokenizers.close()
@@ -50,6 +58,7 @@ def open_services(settings: Settings) -> Services:
     from app.catalogue import Catalogue
     from app.database import Database
     from app.jobs import Queue
+    from app.notes import Notes
     from app.store import Store
     from legible_core.token_service import TokenizerService
 

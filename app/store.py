@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
-from app.database import Database
+from app.database import Database, insert_ignore
 from app.leading import put_leading
 from app.store_types import (
     NO_CONTRAST,
@@ -292,7 +292,7 @@ class Store:
 
     @staticmethod
     def _put_prompt(using: Connection, request: ReadingRequest, reading: Reading, slug: str, text: str) -> None:
-        _insert_ignore(
+        insert_ignore(
             using,
             PromptRow,
             {
@@ -323,21 +323,9 @@ class Store:
             "probability": reading.target.probability,
             "created_at": clock(),
         }
-        _insert_ignore(using, ReadingRow, {**key, **more})
+        insert_ignore(using, ReadingRow, {**key, **more})
         where = [getattr(ReadingRow, name) == value for name, value in key.items()]
         return int(using.execute(select(ReadingRow.id).where(*where)).scalar_one())
-
-
-def _insert_ignore(using: Connection, table: type[Any], values: dict[str, Any]) -> None:
-    """Insert a row unless its unique key is there already."""
-    if using.dialect.name == "sqlite":
-        from sqlalchemy.dialects.sqlite import insert as insert_sqlite
-
-        using.execute(insert_sqlite(table).values(values).on_conflict_do_nothing())
-    else:
-        from sqlalchemy.dialects.postgresql import insert as insert_postgres
-
-        using.execute(insert_postgres(table).values(values).on_conflict_do_nothing())
 
 
 def _relative_to(relative_to: str | None, contrast: int | None) -> str:
