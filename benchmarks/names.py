@@ -42,7 +42,7 @@ PAGES = {
     "search-formula": "/search?q=" + quote("* → superlative model:") + "{slug}",
 }
 ANEW = {
-    "layer": "/models/{slug}/layers/4?sort=on&half_max={n}",
+    "layer": "/models/{slug}/layers/4?sort=on&token={n}",
     "search-token": "/search?q=" + quote("promotes:w") + "{n}" + quote(" model:") + "{slug}",
     "search-formula": "/search?q=" + quote("∃ * half-life:<") + "{n}" + quote(" model:") + "{slug}",
 }
