@@ -251,4 +251,4 @@ def _heading(asked: Asked, sort: Sort, name: str, href: Callable[..., str]) -> H
 
 
 def _short(number: float | None) -> str | None:
-    return None if number is None else f"{number:g}"
+    return None if number is None else repr(number).removesuffix(".0")
