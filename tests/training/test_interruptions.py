@@ -123,7 +123,9 @@ def wait_for(path: Path, lines: int) -> None:
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """100 steps of recipes/tiny.toml without a break."""
     folder = tmp_path_factory.mktemp("straight") / "run"
-    result = CliRunner().invoke(build(), ["train", str(TINY), "--out", str(folder), "--steps", "100"])
+    with pytest.MonkeyPatch.context() as patch:  # before any test has a data folder of its own
+        patch.setenv("LEGIBLE_DATA_DIR", str(folder.parent / "data"))
+        result = CliRunner().invoke(build(), ["train", str(TINY), "--out", str(folder), "--steps", "100"])
     assert result.exit_code == 0, result.output
     assert "51,200 tokens trained; held-out loss" in result.output
     return folder
