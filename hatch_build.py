@@ -5,7 +5,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-BUNDLED = ("alembic.ini", "migrations", "models", "static", "templates")
+BUNDLED = ("alembic.ini", "docs/glossary.md", "migrations", "models", "static", "templates")
 
 
 class Bundle(BuildHookInterface):  # type: ignore[type-arg]

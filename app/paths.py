@@ -31,6 +31,11 @@ def migrations_dir() -> Path:
     return resource("migrations")
 
 
+def glossary_path() -> Path:
+    """The words of the pages, shown under /help."""
+    return resource("docs/glossary.md")
+
+
 def models_dir() -> Path:
     """The folder of shipped checkpoints, one sub-folder each."""
     return resource("models")

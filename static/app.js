@@ -186,6 +186,7 @@
     if (!window.Plotly) return;
     draw(true);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(true));
+    document.addEventListener("legible:theme", () => draw(true));
     document.addEventListener("htmx:after:swap", () => draw(false));
   });
 })();

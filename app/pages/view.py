@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from app.figures import signed
 from app.pages.formula import tokens
+from app.pages.words import term
 from app.paths import templates_dir
 from app.urls import urls_for
 from legible_core.units import GLYPHS
@@ -56,7 +57,7 @@ def environment() -> Environment:
         half_life=tokens, attribute=attribute,
         json_block=json_block, chance=chance, pretty=pretty,
     )  # fmt: skip
-    made.globals.update(GLYPHS=GLYPHS)
+    made.globals.update(GLYPHS=GLYPHS, term=term)
     return made
 
 

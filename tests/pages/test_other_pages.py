@@ -296,8 +296,9 @@ def test_under_a_root_path_every_address_has_it(scanned: Checkpoint, tmp_path: P
         below.services.close()
 
 
-def test_vendored_files_are_unmodified() -> None:
-    folder = ROOT / "static" / "vendor"
+@pytest.mark.parametrize("room", ["static", "tests"])
+def test_vendored_files_are_unmodified(room: str) -> None:
+    folder = ROOT / room / "vendor"
     table = (folder / "README.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^\| (\S+\.js) \|.*\| ([0-9a-f]{64}) \|$", table, re.MULTILINE))
     assert set(listed) == {path.name for path in folder.glob("*.js")}
