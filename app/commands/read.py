@@ -1,4 +1,4 @@
-"""`legible read`: one prediction read off heads and units, in the terminal or as JSON; runs in this process."""
+"""`legible read`: predictions read off heads and units, in the terminal, as JSON or into a file, in this process."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from app.commands.read_many import Batch, check, partial, read_many
 from legible_core.errors import LegibleError, NotFound, TooLarge
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from legible_core.registry import Checkpoint
 
 MAX_TOP = 1000
+REFUSED = 20  # refused lines that are told one by one; the file has them all
 
 
 def register(app: typer.Typer) -> None:
@@ -29,7 +31,9 @@ def register(app: typer.Typer) -> None:
 
 def read(
     model: Annotated[str, typer.Argument(help="A checkpoint: its slug, its hash, or its folder.")],
-    prompt: Annotated[str, typer.Argument(help="The text, read as typed; - reads it from standard input.")],
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text, read as typed; - reads it from standard input.")
+    ] = None,
     target: Annotated[
         str | None, typer.Option(help="The token to read, such as ' worst' or id:666; default: the most probable one.")
     ] = None,
@@ -39,9 +43,21 @@ def read(
     ] = None,
     relative_to: Annotated[str | None, typer.Option(help="nothing, mean (of the vocabulary) or contrast.")] = None,
     top: Annotated[int, typer.Option(help=f"How many contributors are described, 0 to {MAX_TOP}.")] = 20,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Read every line of this file; .jsonl may give each its words (docs/python.md).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="With --prompts: the .jsonl or .parquet file to make.")] = None,
+    batch: Annotated[int, typer.Option(help="With --prompts: rows that are saved together.")] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole reading as JSON.")] = False,
 ) -> None:
     """Read the next token off named heads and units; the terms sum to the model's logit."""
+    if prompts is not None:
+        options = {"target": target, "contrast": contrast, "position": position, "relative_to": relative_to}
+        many(model, prompt, Batch(prompts, _named(out), options, _top(top), batch), as_json)
+        return
+    if prompt is None or out is not None:
+        said = "Give a prompt, or a file of them with --prompts." if prompt is None else "--out goes with --prompts."
+        raise LegibleError(said, code="usage")
     reading = make(model, prompt, target, contrast, position, relative_to, top)
     if as_json:
         typer.echo(json.dumps(reading.to_json(), ensure_ascii=False, allow_nan=False))
@@ -61,17 +77,70 @@ def make(
     top: int,
 ) -> Reading:
     """The reading that the command's words ask for; raises `LegibleError` for unusable ones."""
-    if not 0 <= top <= MAX_TOP:
-        raise LegibleError(f"--top is {top}; it must be from 0 to {MAX_TOP}.", code="bad_top")
+    _top(top)
     checkpoint = find(model)
     if prompt == "-":
         prompt = _standard_input()
-    from legible_core.pipeline import Engine
+    from legible_core import api
 
-    engine = Engine.open(checkpoint)
     wish: Any = relative_to
-    request = engine.request(prompt, position=position, target=target, contrast=contrast, relative_to=wish)
-    return engine.read(request, top=top)
+    return api.read(
+        checkpoint, prompt, target=target, contrast=contrast, position=position, relative_to=wish, top=top
+    )
+
+
+def many(model: str, prompt: str | None, batch: Batch, as_json: bool) -> None:
+    """Read a file of prompts, with progress and the refused lines on standard error; Ctrl-C keeps what is finished."""
+    if prompt is not None:
+        raise LegibleError("Give a prompt or --prompts, not both.", code="usage")
+    check(batch)
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from legible_core.api import load
+
+    engine = load(find(model))
+    error_console = Console(stderr=True, highlight=False, soft_wrap=True)
+    columns = TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    refused, kept = 0, 0
+    try:
+        with Progress(*columns, console=error_console, disable=not error_console.is_terminal) as progress:
+            task = progress.add_task("reading", total=None)
+
+            def say(done: int, lines: int, row: dict[str, Any]) -> None:
+                nonlocal refused, kept
+                kept = done
+                progress.update(task, completed=done, total=lines)
+                if row["error"] is not None:
+                    refused += 1
+                    if refused <= REFUSED:
+                        error_console.print(f"line {row['line']}: {escape(row['error']['message'])}")
+
+            outcome = read_many(engine, batch, say)
+    except KeyboardInterrupt:
+        where = partial(batch.out)
+        print(f"Stopped after line {kept}; {where} keeps it, and the same command goes on.", file=sys.stderr)
+        raise
+    if as_json:
+        facts = {"out": str(batch.out), "lines": outcome.lines, "resumed": outcome.resumed, "failed": outcome.failed}
+        typer.echo(json.dumps(facts))
+        return
+    failed = f", {len(outcome.failed)} of them with an error" if outcome.failed else ""
+    earlier = f" ({outcome.resumed} read before)" if outcome.resumed else ""
+    typer.echo(f"{batch.out}: {outcome.lines} rows{failed}{earlier}.")
+
+
+def _top(top: int) -> int:
+    if not 0 <= top <= MAX_TOP:
+        raise LegibleError(f"--top is {top}; it must be from 0 to {MAX_TOP}.", code="bad_top")
+    return top
+
+
+def _named(out: Path | None) -> Path:
+    if out is None:
+        raise LegibleError("--prompts needs --out, a file whose name ends in .jsonl or .parquet.", code="bad_out")
+    return out
 
 
 def _standard_input() -> str:
