@@ -6,12 +6,15 @@
 | values | digest of a stored text, checkpoint, dtype, components, first, last | the values of those tokens |
 | patterns | checkpoint, dtype, head, prompts (lists of token ids) | the attention from each prompt's last token |
 | similar | checkpoint, dtype, unit | `similar.similar_units` |
+| pair | checkpoint, dtype, slug, good, bad (sentences) | `minimal_pair.judge`; the reading of the fork is stored |
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection
 
 from app.worker import Context, Handler, Outcome
 from legible_core.errors import NotFound
@@ -31,6 +34,7 @@ def kinds(engines: Engines) -> Mapping[str, Handler]:
         "values": looking.values,
         "patterns": looking.patterns,
         "similar": looking.similar,
+        "pair": looking.pair,
     }
 
 
@@ -102,3 +106,25 @@ class Looking:
         unit = parse(payload["unit"])
         assert isinstance(unit, Unit)
         return Outcome(similar_units(engine.model, engine.names, unit))
+
+    def pair(self, context: Context) -> Outcome:
+        """Two sentences scored, and what separates them where they part."""
+        from legible_core.minimal_pair import judge
+
+        payload = context.payload
+        engine = self.engines.engine(context, payload["checkpoint"], payload["dtype"])
+        context.stage("run")
+        found = judge(engine, payload["good"], payload["bad"])
+        fork = found.fork
+        if fork is None:
+            return Outcome({**found.to_json(), "fork": None})
+        reading = engine.read(fork)
+        context.stage("store")
+        assert engine.tokenizer is not None  # an engine that was opened from a folder has one
+        text = engine.tokenizer.decode(fork.ids)
+
+        def write(connection: Connection) -> None:
+            context.store.put_reading(fork, reading, slug=payload["slug"], text=text, connection=connection)
+
+        place = {"position": fork.position, "target": fork.target, "contrast": fork.contrast}
+        return Outcome({**found.to_json(), "fork": {"digest": fork.digest, **place}}, write)

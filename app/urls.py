@@ -90,6 +90,15 @@ class Urls:
         """A checkpoint goes on with a text: the form, or the continuation of a stored text by its digest."""
         return self._url(("models", slug, "generate", *(() if digest is None else (digest, *parts))), query)
 
+    def pairs(self, slug: str, form: str = "", **query: object) -> str:
+        """Minimal pairs: `good` and `bad` are the sentences, `form` is json, or delete where a form posts to."""
+        tail = ("pairs.json",) if form == "json" else ("pairs", form) if form else ("pairs",)
+        return self._url(("models", slug, *tail), query)
+
+    def notes(self, slug: str, *parts: object) -> str:
+        """What people say of a checkpoint; of a component (its form and history); `votes` of it; `import`."""
+        return self._url(("models", slug, "notes", *parts), {})
+
     def search(self, **query: object) -> str:
         """`q` is what was typed, `side` promote or detect, `page` from 2 on."""
         return self._url(("search",), query)

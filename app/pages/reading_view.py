@@ -219,7 +219,7 @@ def reading_page(
         panel=panel,
         panel_fields=tuple((name, str(value)) for name, value in base.items() if value is not None),
         rows=tuple(_row(c, component, shown, names) for c in summary.top),
-        sum=_sum_line(summary),
+        sum=sum_line(summary),
         python=python_snippet(origin, links.json),
         command=command_line(slug, text, summary),
         citation=citation(
@@ -322,7 +322,7 @@ def contributor_formula(c: Contributor, names: Names | None = None) -> tuple[Pie
     return (*pieces, *formula("", (), c.promotes, c.label)[1:])
 
 
-def _sum_line(summary: Summary) -> SumLine:
+def sum_line(summary: Summary) -> SumLine:
     groups = []
     for key, name in GROUPS:
         amount = getattr(summary.groups, key)

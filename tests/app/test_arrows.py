@@ -35,7 +35,7 @@ CORE = """
     training
     evaluation
     pipeline
-    generate
+    generate minimal_pair
     api
 """
 APP = """
