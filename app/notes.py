@@ -123,6 +123,17 @@ class Notes:
             rows = connection.execute(of_layer(checkpoint_hash, layer)).all()
         return {row.component: _note(row) for row in rows if row.name or row.text}
 
+    def newest(self, checkpoint_hash: str, limit: int) -> list[Note]:
+        """What is said of a checkpoint's components now, the newest first."""
+        query = (
+            select(*NoteRow.__table__.c)
+            .where(NoteRow.checkpoint_hash == checkpoint_hash, (NoteRow.name != "") | (NoteRow.text != ""))
+            .order_by(NoteRow.updated_at.desc(), NoteRow.component)
+            .limit(limit)
+        )
+        with self.database.read() as connection:
+            return [_note(row) for row in connection.execute(query)]
+
     def history(self, checkpoint_hash: str, component: str) -> list[Note]:
         """Every state of a note, newest first."""
         query = (
@@ -152,9 +163,11 @@ class Notes:
             ]
         return notes, cast
 
-    def mark(self, checkpoint_hash: str) -> int:
-        """A number that grows whenever a note of these weights changes; one look at an index."""
-        query = select(func.max(NoteRevisionRow.id)).where(NoteRevisionRow.checkpoint_hash == checkpoint_hash)
+    def mark(self, checkpoint_hash: str | None = None) -> int:
+        """A number that grows whenever a note (of these weights) changes; one look at an index."""
+        query = select(func.max(NoteRevisionRow.id))
+        if checkpoint_hash is not None:
+            query = query.where(NoteRevisionRow.checkpoint_hash == checkpoint_hash)
         with self.database.read() as connection:
             return int(connection.execute(query).scalar() or 0)
 

@@ -58,7 +58,6 @@ def open_services(settings: Settings) -> Services:
     from app.catalogue import Catalogue
     from app.database import Database
     from app.jobs import Queue
-    from app.notes import Notes
     from app.store import Store
     from legible_core.token_service import TokenizerService
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 

@@ -19,6 +19,7 @@ from app.pages.home import examples_of
 from app.pages.layers import check_layer
 from app.pages.named import Row, channel_rows, names_of
 from app.pages.panel import Look
+from app.pages.people import People, people_of
 from app.pages.view import page, twin
 from app.services import Services, services
 from app.urls import Urls, urls_for
@@ -78,10 +79,13 @@ class HeadPage:
     looks: tuple[Look, ...]
     finds: tuple[Finding, ...]
     values_href: str
+    people: People
 
 
 @router.get("/{head}.json")
-def head_json(slug: str, head: str, services: Annotated[Services, Depends(services)]) -> Response:
+def head_json(
+    slug: str, head: str, request: Request, services: Annotated[Services, Depends(services)]
+) -> Response:
     """The JSON twin: every channel's name."""
     checkpoint, component = _find(services, slug, head)
     names, missing = names_of(checkpoint)
@@ -97,6 +101,7 @@ def head_json(slug: str, head: str, services: Annotated[Services, Depends(servic
             "detects": _detects(names, checkpoint, component),
             "writes": _writes(names, component),
             "channels": channels,
+            "people": people_of(services, urls_for(request), request, checkpoint, component),
             "missing": missing,
         }
     )
@@ -112,7 +117,7 @@ def head(
 ) -> Response:
     """One head."""
     checkpoint, component = _find(services, slug, head)
-    return page(request, "head.html", _head(services, checkpoint, component, asked, urls_for(request)))
+    return page(request, "head.html", _head(services, request, checkpoint, component, asked))
 
 
 def _find(services: Services, slug: str, text: str) -> tuple[Checkpoint, Head]:
@@ -127,7 +132,10 @@ def _find(services: Services, slug: str, text: str) -> tuple[Checkpoint, Head]:
     return checkpoint, component
 
 
-def _head(services: Services, checkpoint: Checkpoint, head: Head, asked: AskedContext, urls: Urls) -> HeadPage:
+def _head(
+    services: Services, request: Request, checkpoint: Checkpoint, head: Head, asked: AskedContext
+) -> HeadPage:
+    urls = urls_for(request)
     config = checkpoint.config
     names, missing = names_of(checkpoint)
     bounded = config.is_bounded(head.layer, head.head)
@@ -166,6 +174,7 @@ def _head(services: Services, checkpoint: Checkpoint, head: Head, asked: AskedCo
         looks=looks,
         finds=finds,
         values_href=urls.values(checkpoint.slug, components=head),
+        people=people_of(services, urls, request, checkpoint, head),
     )
 
 

@@ -32,7 +32,10 @@ Floats: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What a unit must be to be shown; None leaves it open. `label`: a class on either side; `text`: part of a name."""
+    """What a unit must be to be shown; None leaves it open. `label`: a class on either side; `text`: part of a name.
+
+    `units`: by number.
+    """
 
     kind: str | None = None
     cls: str | None = None
@@ -41,6 +44,7 @@ class Filters:
     above: float | None = None
     below: float | None = None
     text: str = ""
+    units: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +99,8 @@ class LayerTable:
             passing &= half_life >= filters.above
         if filters.below is not None:
             passing &= half_life <= filters.below
+        if filters.units is not None:
+            passing &= _flags(unit in filters.units for unit in range(len(self)))
         if filters.text:
             part = filters.text.casefold()
             passing &= _flags(part in text for text in self.text)

@@ -18,8 +18,9 @@ from app.pages.view import html, twin
 from app.services import Services, services
 from app.urls import Urls, urls_for
 from legible_core.errors import NotFound
+from legible_core.reads import opens
 from legible_core.registry import Checkpoint
-from legible_core.units import GLYPHS, KINDS, Kind
+from legible_core.units import GLYPHS, KINDS, Kind, Unit
 
 router = APIRouter(prefix="/models/{slug}/layers", default_response_class=HTMLResponse)
 
@@ -46,6 +47,7 @@ class Asked(BaseModel):
     label: str | None = Field(default=None, max_length=100, description="a class label, on either side")
     half_min: float | None = Field(default=None, ge=0, description="half-life in tokens, at least")
     half_max: float | None = Field(default=None, ge=0, description="half-life in tokens, at most")
+    human: bool = Field(default=False, description="named or noted by people, itself or an operand")
     q: str = Field(default="", max_length=80, description="part of a name")
     page: int = Field(default=1, ge=1, le=MAX_PAGE)
 
@@ -53,11 +55,12 @@ class Asked(BaseModel):
     def down(self) -> bool:
         return (self.order or usual(self.sort)) == "down"
 
-    def filters(self) -> Filters:
+    def filters(self, human: frozenset[int]) -> Filters:
         label = self.label.strip() if self.label else None
         return Filters(
-            self.kind, self.cls, self.nameable, label or None, self.half_min, self.half_max, self.q.strip()
-        )
+            self.kind, self.cls, self.nameable, label or None, self.half_min, self.half_max, self.q.strip(),
+            human if self.human else None,
+        )  # fmt: skip
 
     def query(self, **changes: Any) -> dict[str, Any]:
         """The address's query after some changes; a change of anything but the page leads to the first page."""
@@ -68,6 +71,7 @@ class Asked(BaseModel):
             "kind": changed.kind,
             "class": changed.cls,
             "nameable": 1 if changed.nameable else None,
+            "human": 1 if changed.human else None,
             "label": changed.label or None,
             "half_min": _short(changed.half_min),
             "half_max": _short(changed.half_max),
@@ -109,6 +113,7 @@ class LayerPage:
     n_layers: int
     missing: str | None
     counts: tuple[tuple[str, int], ...]
+    human: Chip
     kinds: tuple[Chip, ...]
     classes: tuple[Chip, ...]
     headings: tuple[Heading, ...]
@@ -123,11 +128,14 @@ class LayerPage:
     after: str | None
     clear: str | None
     labels: tuple[tuple[str, int], ...]
+    people: dict[str, tuple[str, ...]]
     asked: Asked
     fields: tuple[tuple[str, str], ...]
 
 
-JSON_FIELDS = ("title", "slug", "layer", "missing", "counts", "total", "passing", "first", "page", "pages", "rows")
+JSON_FIELDS = (
+    "title", "slug", "layer", "missing", "counts", "total", "passing", "first", "page", "pages", "rows", "people",
+)  # fmt: skip
 
 
 def setup(app: FastAPI) -> None:
@@ -141,7 +149,7 @@ def layer_json(
     services: Annotated[Services, Depends(services)],
 ) -> Response:  # fmt: skip
     """The JSON twin: the same rows in the same order, page by page."""
-    made = _layer(services.catalogue.get(slug), layer, asked(Asked, request), urls_for(request))
+    made = _layer(services, services.catalogue.get(slug), layer, asked(Asked, request), urls_for(request))
     return twin({key: getattr(made, key) for key in JSON_FIELDS})
 
 
@@ -157,20 +165,22 @@ async def _kept(request: Request) -> Response:
 
     def mark() -> Any:
         checkpoint = services.catalogue.get(slug)
-        return (checkpoint.hash, stamp_of(checkpoint.path))
+        return (checkpoint.hash, stamp_of(checkpoint.path), services.notes.mark(checkpoint.hash))
 
     def make() -> bytes:
-        made = _layer(services.catalogue.get(slug), layer, asked(Asked, request), urls_for(request))
+        made = _layer(services, services.catalogue.get(slug), layer, asked(Asked, request), urls_for(request))
         return html(request, "layer.html", made).encode()
 
     return await kept(request, mark, make)
 
 
-def _layer(checkpoint: Checkpoint, layer: int, asked: Asked, urls: Urls) -> LayerPage:
+def _layer(services: Services, checkpoint: Checkpoint, layer: int, asked: Asked, urls: Urls) -> LayerPage:
     check_layer(checkpoint, layer)
     names, missing = names_of(checkpoint)
     table = layer_table(checkpoint.config, names, layer)
-    places = table.chosen(asked.filters(), asked.sort, down=asked.down)
+    people = _people(services, checkpoint, layer)
+    named = frozenset(unit for unit, _ in people)
+    places = table.chosen(asked.filters(named), asked.sort, down=asked.down)
     pages = max(1, -(-len(places) // PAGE))
     page = min(asked.page, pages)
     start = (page - 1) * PAGE
@@ -224,6 +234,7 @@ def _layer(checkpoint: Checkpoint, layer: int, asked: Asked, urls: Urls) -> Laye
         clear=urls.layer(checkpoint.slug, layer, sort=query["sort"], order=query["order"]) if filtered else None,
         labels=tuple(table.labels()[:LABELS]),
         asked=asked,
+        people={f"L{layer}.u{unit}": said for unit, said in people},
         fields=tuple(
             (name, str(value))
             for name, value in query.items()
@@ -233,6 +244,20 @@ def _layer(checkpoint: Checkpoint, layer: int, asked: Asked, urls: Urls) -> Laye
 
 
 def check_layer(checkpoint: Checkpoint, layer: int) -> None:
+def _people(services: Services, checkpoint: Checkpoint, layer: int) -> list[tuple[int, tuple[str, ...]]]:
+    """The units of a layer of which people say something, themselves or their operands, and the names they give."""
+    notes = services.notes.layer(checkpoint.hash, layer)
+    if not notes:
+        return []
+    found = []
+    for unit in range(checkpoint.config.feed_forward.d_ff):
+        parts = [str(part) for part in (Unit(layer, unit), *opens(checkpoint.config, Unit(layer, unit)))]
+        names = [notes[part].name or "noted" for part in parts if part in notes]
+        if names:
+            found.append((unit, tuple(dict.fromkeys(names))))
+    return found
+
+
     """NotFound when the checkpoint has no such layer."""
     count = checkpoint.config.n_layers
     if not 0 <= layer < count:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.pages.formula import Piece, formula, operand_piece
+from app.pages.people import Said
 from legible_core.reading import Contributor, DetectToken, Promoted
 
 Why = Callable[[str, int], str]  # the address that says why an operand was on at a position
@@ -99,6 +100,8 @@ class Panel:
     looks: tuple[Look, ...] = ()
     gathers: bool = False
     why: str = ""
+    people: tuple[Said, ...] = ()
+    notes: str = ""
 
 
 def component_panel(

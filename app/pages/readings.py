@@ -37,12 +37,13 @@ from app.pages.compare_form import compare_form, slugs
 from app.pages.detail import panel_for
 from app.pages.named import names_of
 from app.pages.panel import Panel
+from app.pages.people import said_of
 from app.pages.reading_view import Chosen, ReadingPage, reading_page
 from app.pages.view import html, twin
 from app.pages.waiting import waiting_json, waiting_page
 from app.services import Services, services
 from app.store import StoredReading
-from app.urls import urls_for
+from app.urls import Urls, urls_for
 from legible_core.errors import LegibleError, NotFound
 from legible_core.memory import ByteCache
 from legible_core.reading import ReadingRequest
@@ -89,10 +90,10 @@ class Asked(BaseModel):
 
 @dataclass(slots=True)
 class Kept:
-    """A finished page, what it was made of (revision, collected), and when that was last looked up."""
+    """A finished page, what it was made of (revision, collected, notes), and when that was last looked up."""
 
     body: bytes
-    mark: tuple[int, bool]
+    mark: tuple[int, bool, int]
     seen: float
 
 
@@ -218,7 +219,7 @@ def _open(request: Request, slug: str, digest: str, key: tuple[str, ...], kept: 
     if (asked.position is None or asked.target is None) and not waited:
         return RedirectResponse(explicit, status_code=303)
     headers = {"hx-replace-url": explicit} if waited and (asked.position is None or asked.target is None) else {}
-    mark = (stored.revision_id, stored.collected)
+    mark = (stored.revision_id, stored.collected, services.notes.mark(stored.checkpoint_hash))
     if kept is not None and kept.mark == mark:
         kept.seen = time.monotonic()
         return HTMLResponse(kept.body)
@@ -235,12 +236,21 @@ def _render(
     checkpoint = checkpoint_of(services, stored.checkpoint_hash)
     text = _text_of(services, stored)
     panel = panel_for(services, urls_for(request), stored.reading(), chosen, checkpoint, slug=slug, text=text)
-    context = _context(slug, request, stored, chosen, checkpoint, text, panel.panel, panel.shades)
+    shown = with_people(services, urls_for(request), checkpoint, panel.panel)
+    context = _context(slug, request, stored, chosen, checkpoint, text, shown, panel.shades)
     form = compare_form(
         urls_for(request), context.summary, chosen, slug=slug, text=text, checkpoints=slugs(services)
     )
     context = replace(context, compare=form)
     return html(request, "reading.html", context).encode(), panel.final
+
+
+def with_people(services: Services, urls: Urls, checkpoint: Checkpoint | None, panel: Panel | None) -> Panel | None:
+    """The panel with what people say of its component and operands."""
+    if panel is None or checkpoint is None:
+        return panel
+    said = said_of(services, urls, checkpoint, [panel.id, *(operand.id for operand in panel.operands)])
+    return replace(panel, people=said, notes=urls.notes(checkpoint.slug, panel.id))
 
 
 def page_of(slug: str, request: Request, stored: StoredReading, asked: Asked, services: Services) -> ReadingPage:

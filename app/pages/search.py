@@ -14,6 +14,7 @@ from app.indexing import Pending, Searchable, look
 from app.names_index import NamesIndex
 from app.pages.formula import Piece, tokens
 from app.pages.kept import asked, kept
+from app.pages.people import Said, said
 from app.pages.view import clipped, html, twin
 from app.search import MAX_PAGE, PAGE, ComponentHit, Group, GroupName, NamesSearch, OperandHit, groups_of
 from app.search_query import FIELDS, MAX_CHARACTERS, Side, parse_query
@@ -77,6 +78,15 @@ class GroupView:
 
 
 @dataclass(frozen=True, slots=True)
+class PeopleHit:
+    """A component that people named or noted with the words that were typed."""
+
+    slug: str
+    href: str
+    said: Said
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     name: str
     href: str
@@ -96,6 +106,7 @@ class SearchPage:
     hint: str | None
     said: str
     groups: tuple[GroupView, ...]
+    people: tuple[PeopleHit, ...]
     labels: tuple[Choice, ...]
     pending: tuple[Pending, ...]
     unnamed: tuple[str, ...]
@@ -131,7 +142,7 @@ async def search(request: Request) -> Response:
 
     def mark() -> Any:
         found.append(_state(services))
-        return (tuple(found[0].searched), found[0].pending, found[0].unnamed)
+        return (tuple(found[0].searched), found[0].pending, found[0].unnamed, services.notes.mark())
 
     def make() -> bytes | Response:
         chosen, state = asked_for(request), found[0]
@@ -177,6 +188,7 @@ def _page(
         groups = tuple(_group(urls, asked, query, group, by_hash) for group in found if group.rows)
         if query.id is not None and not groups:
             groups = _heads(urls, services.catalogue.checkpoints(), query.id)
+    people = _people(services, urls, query) if asked.page == 1 else ()
     single = len(groups_of(query)) == 1
     more = single and any(group.more for group in groups)
     active = any(not pending.failed for pending in state.pending)
@@ -185,8 +197,9 @@ def _page(
         q=asked.q,
         error=None if error is None else error.message,
         hint=None if error is None else error.hint,
-        said=_said(query, groups, searched, state),
+        said=_said(query, bool(groups or people), searched, state),
         groups=groups,
+        people=people,
         labels=_labels(urls, query, state),
         pending=state.pending,
         unnamed=state.unnamed,
@@ -203,6 +216,19 @@ def _page(
     )  # fmt: skip
 
 
+def _people(services: Services, urls: Urls, query: Search) -> tuple[PeopleHit, ...]:
+    """What people call by the words that were typed; a checkpoint need not be scanned for it."""
+    words = query.words or ""
+    wanted = {c.hash: c for c in services.catalogue.checkpoints() if _wanted(c, query.model)} if words else {}
+    hits = []
+    for checkpoint_hash, note in services.notes.search(words, list(wanted)):
+        slug, component = wanted[checkpoint_hash].slug, parse(note.component)
+        page = isinstance(component, Unit | Head)
+        href = _address(urls, slug, note.component) if page else urls.notes(slug, component)
+        hits.append(PeopleHit(slug, href, said(urls, slug, note)))
+    return tuple(hits)
+
+
 def _wanted(checkpoint: Checkpoint, model: str | None) -> bool:
     return model is None or model in (checkpoint.slug, checkpoint.hash)
 
@@ -212,13 +238,13 @@ def _paged(urls: Urls, asked: Asked, page: int) -> str:
 
 
 def _said(
-    query: Search, groups: tuple[GroupView, ...], searched: dict[int, Checkpoint], state: Searchable
+    query: Search, found: bool, searched: dict[int, Checkpoint], state: Searchable
 ) -> str:
     """What was searched, and that nothing was found."""
     if query.empty:
         return ""
     where = ", ".join(checkpoint.slug for checkpoint in searched.values()) or "no checkpoint"
-    if groups:
+    if found:
         return f"Searched: {where}."
     if not searched and any(not pending.failed for pending in state.pending):
         return "Nothing can be searched yet."

@@ -19,6 +19,7 @@ from app.pages.home import Card, reading_cards
 from app.pages.layers import check_layer
 from app.pages.named import component_of, names_of, operands_of, pieces_of
 from app.pages.panel import KIND_NAMES
+from app.pages.people import People, people_of
 from app.pages.view import page, twin
 from app.services import Services, services
 from app.urls import Urls, urls_for
@@ -123,12 +124,15 @@ class UnitPage:
     similar: Similar
     mattered: tuple[Mattered, ...]
     values_href: str
+    people: People
     before: str | None
     after: str | None
 
 
 @router.get("/{unit}.json")
-def unit_json(slug: str, unit: str, services: Annotated[Services, Depends(services)]) -> Response:
+def unit_json(
+    slug: str, unit: str, request: Request, services: Annotated[Services, Depends(services)]
+) -> Response:
     """The JSON twin: the unit's name with all its evidence."""
     checkpoint, component = _find(services, slug, unit)
     names, missing = names_of(checkpoint)
@@ -156,6 +160,7 @@ def unit_json(slug: str, unit: str, services: Annotated[Services, Depends(servic
                 }
                 for row in led
             ],
+            "people": people_of(services, urls_for(request), request, checkpoint, component),
             "missing": missing,
         }
     )
@@ -171,7 +176,7 @@ def unit(
 ) -> Response:
     """One unit."""
     checkpoint, component = _find(services, slug, unit)
-    return page(request, "unit.html", _unit(services, checkpoint, component, asked, urls_for(request)))
+    return page(request, "unit.html", _unit(services, request, checkpoint, component, asked))
 
 
 def _find(services: Services, slug: str, text: str) -> tuple[Checkpoint, Unit]:
@@ -184,7 +189,10 @@ def _find(services: Services, slug: str, text: str) -> tuple[Checkpoint, Unit]:
     return checkpoint, component
 
 
-def _unit(services: Services, checkpoint: Checkpoint, unit: Unit, asked: AskedContext, urls: Urls) -> UnitPage:
+def _unit(
+    services: Services, request: Request, checkpoint: Checkpoint, unit: Unit, asked: AskedContext
+) -> UnitPage:
+    urls = urls_for(request)
     config, layout = checkpoint.config, checkpoint.config.feed_forward
     kind = layout.kind(unit.unit)
     names, missing = names_of(checkpoint)
@@ -238,6 +246,7 @@ def _unit(services: Services, checkpoint: Checkpoint, unit: Unit, asked: AskedCo
         whys=_whys(urls, checkpoint, unit, context),
         similar=_similar(services, urls, checkpoint, names, unit, urls.unit(checkpoint.slug, unit)),
         values_href=urls.values(checkpoint.slug, components=",".join([str(unit), *_read_by(config, unit)])),
+        people=people_of(services, urls, request, checkpoint, unit),
         before=urls.unit(checkpoint.slug, Unit(unit.layer, unit.unit - 1)) if unit.unit else None,
         after=urls.unit(checkpoint.slug, Unit(unit.layer, unit.unit + 1))
         if unit.unit + 1 < config.feed_forward.d_ff
