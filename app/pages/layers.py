@@ -199,6 +199,7 @@ def _layer(services: Services, checkpoint: Checkpoint, layer: int, asked: Asked,
         n_layers=checkpoint.config.n_layers,
         missing=missing,
         counts=tuple((name, classes[name]) for name in CLASSES),
+        human=Chip("named by people", href(human=not asked.human), len(named), asked.human),
         kinds=(
             Chip("all kinds", href(kind=None), len(table), asked.kind is None),
             *(
@@ -233,8 +234,8 @@ def _layer(services: Services, checkpoint: Checkpoint, layer: int, asked: Asked,
         after=href(page=page + 1) if page < pages else None,
         clear=urls.layer(checkpoint.slug, layer, sort=query["sort"], order=query["order"]) if filtered else None,
         labels=tuple(table.labels()[:LABELS]),
-        asked=asked,
         people={f"L{layer}.u{unit}": said for unit, said in people},
+        asked=asked,
         fields=tuple(
             (name, str(value))
             for name, value in query.items()
@@ -243,7 +244,6 @@ def _layer(services: Services, checkpoint: Checkpoint, layer: int, asked: Asked,
     )
 
 
-def check_layer(checkpoint: Checkpoint, layer: int) -> None:
 def _people(services: Services, checkpoint: Checkpoint, layer: int) -> list[tuple[int, tuple[str, ...]]]:
     """The units of a layer of which people say something, themselves or their operands, and the names they give."""
     notes = services.notes.layer(checkpoint.hash, layer)
@@ -258,6 +258,7 @@ def _people(services: Services, checkpoint: Checkpoint, layer: int) -> list[tupl
     return found
 
 
+def check_layer(checkpoint: Checkpoint, layer: int) -> None:
     """NotFound when the checkpoint has no such layer."""
     count = checkpoint.config.n_layers
     if not 0 <= layer < count:
