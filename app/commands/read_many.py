@@ -1,4 +1,4 @@
-"""`legible read MODEL --prompts FILE --out OUT`: many readings into one JSONL or Parquet file; goes on where it stopped.
+"""`legible read MODEL --prompts FILE --out OUT`: many readings into one JSONL or Parquet file, resumable.
 
 Every line of FILE becomes one row of OUT, in the same order; a line that cannot be read becomes a row with its error.
 Until the last row is there they are kept in OUT.partial, whose first line says what is being read. Rows are flushed to
@@ -143,7 +143,7 @@ def _row(engine: Engine, batch: Batch, number: int, line: bytes | None) -> dict[
     try:
         asked = _asked(line, batch.prompts.suffix in (".jsonl", ".ndjson"))
         row["id"], row["prompt"] = asked.get("id"), asked["prompt"]
-        words = {name: asked.get(name, batch.options.get(name)) for name in WORDS}
+        words: dict[str, Any] = {name: asked.get(name, batch.options.get(name)) for name in WORDS}
         reading = engine.read(engine.request(asked["prompt"], **words), top=batch.top)
         row["reading"] = reading.summary.model_dump(mode="json", by_alias=True)
     except LegibleError as error:

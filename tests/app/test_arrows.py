@@ -43,7 +43,7 @@ APP = """
     options urls
     errors
     security database search_text
-    people
+    people markdown
     notes collections
     notes_file
     wake job_types store_types search_query names_index
@@ -128,6 +128,12 @@ def test_the_core_without_torch_loads_no_torch_and_no_application() -> None:
 def test_the_core_loads_torch_only_when_load_or_read_is_used() -> None:
     assert not {"torch", "numpy"} & loaded("import legible_core, sys; assert 'load' in legible_core.__all__")
     assert "torch" in loaded("from legible_core import load, read")
+
+
+def test_the_client_loads_no_torch_and_no_application() -> None:
+    assert not {"torch", "app", "fastapi", "sqlalchemy"} & loaded("import legible_client")
+    for module in modules("legible_client"):
+        assert {other.split(".")[0] for other in imports(module)} & {"app", "torch"} == set()
 
 
 def test_the_whole_core_loads_no_application() -> None:

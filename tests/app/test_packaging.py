@@ -44,7 +44,7 @@ def test_everything_shipped_is_in_the_wheel(installed: Path) -> None:
         shipped = [path.relative_to(ROOT) for path in (ROOT / name).rglob("*") if path.is_file()]
         missing = [str(path) for path in shipped if path.suffix != ".pyc" and not (bundled / path).is_file()]
         assert missing == []
-    for package in ("app", "legible_core"):
+    for package in ("app", "legible_core", "legible_client"):
         modules = {path.relative_to(ROOT) for path in (ROOT / package).rglob("*.py")}
         assert [str(path) for path in modules if not (installed / path).is_file()] == []
     [entry] = installed.glob("*.dist-info/entry_points.txt")
