@@ -27,7 +27,7 @@ from typing import Any, Literal, TypeAlias
 
 from legible_core.errors import NotFound
 from legible_core.replace import sync
-from legible_core.training.history import History, read_recipe
+from legible_core.training.history import History, is_whole, read_recipe
 
 State: TypeAlias = Literal["preparing", "training", "stopped", "diverged", "finished"]
 
@@ -149,7 +149,7 @@ class Run:
     def schedule(self, name: str) -> int:
         """A whole number of the recipe's schedule; 0 where it has none."""
         value = self.recipe["schedule"].get(name)
-        return value if isinstance(value, int) else 0
+        return value if is_whole(value) and value > 0 else 0
 
     def refresh(self) -> None:
         """Read what was added, here and in the branches. Raises `NotFound` when the folder is gone."""

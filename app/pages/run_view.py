@@ -32,7 +32,7 @@ from app.run_figures import (
 )
 from app.runs import Branch, Run
 from app.urls import Urls
-from legible_core.training.history import Readings
+from legible_core.training.history import Readings, is_whole
 
 TABLE_ROWS = 40
 DRAWN_SPIKES = 100
@@ -168,7 +168,7 @@ def stages(recipe: dict[str, Any]) -> list[tuple[int, str]]:
     found: dict[int, list[str]] = {}
 
     def note(tokens: Any, text: str) -> None:
-        if isinstance(tokens, int) and tokens > 0:
+        if is_whole(tokens) and tokens > 0:
             found.setdefault(tokens, []).append(text)
 
     schedule = recipe.get("schedule")
@@ -177,8 +177,7 @@ def stages(recipe: dict[str, Any]) -> list[tuple[int, str]]:
         pressure = recipe.get(key)
         if not isinstance(pressure, dict):
             continue
-        if isinstance(pressure.get("start_tokens"), int):
-            note(pressure["start_tokens"], f"sparsity on the {name} begins")
+        note(pressure.get("start_tokens"), f"sparsity on the {name} begins")
         later = pressure.get("later")
         for stage in later if isinstance(later, list) else []:
             note(stage.get("tokens") if isinstance(stage, dict) else None, f"pressure on the {name} changes")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ MAX_BYTES = 512 << 20
 MAX_LINE = 1 << 20
 MAX_LAYERS = 256
 MAX_EVENTS = 20_000
+# A float holds every whole number up to this one; a larger one is no count of a run.
+MAX_WHOLE = 1 << 53
 # What is kept of a log's line and of a layer's reading.
 COLUMNS = ("number", "tokens", "loss", "pressure", "gradient_norm", "factor", "perplexity", "seconds")
 SURFACE = ("saturated", "crisp", "on", "constant")
@@ -55,11 +58,11 @@ class Log:
         return self.columns[name]
 
     def take(self, line: dict[str, Any]) -> None:
-        if not isinstance(line.get("number"), int) or not isinstance(line.get("loss"), int | float):
+        if not is_whole(line.get("number")) or not isinstance(line.get("loss"), int | float):
             return
         for name, column in self.columns.items():
             column.append(_number(line.get(name)))
-        if isinstance(line.get("last"), int):
+        if is_whole(line.get("last")):
             self.last = line["last"]
 
 
@@ -82,12 +85,12 @@ class Readings:
 
     def take(self, line: dict[str, Any]) -> None:
         layers = line.get("layers")
-        if not isinstance(line.get("number"), int) or not isinstance(layers, list) or len(layers) > MAX_LAYERS:
+        if not is_whole(line.get("number")) or not isinstance(layers, list) or len(layers) > MAX_LAYERS:
             return
         found = [layer_figures(layer) for layer in layers if isinstance(layer, dict)]
         if not self.layers:
             self.layers = [{name: array("d") for name in each} for each in found]
-        if len(found) != len(self.layers):
+        if not found or len(found) != len(self.layers):
             return
         self.number.append(line["number"])
         for name, column in self.model.items():
@@ -132,6 +135,8 @@ class Follower:
         """Raises `TooLarge` for a file that no run of sensible length writes."""
         try:
             status = self.path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError  # a pipe or a device would never end
             if (status.st_size, status.st_mtime_ns) == self.mark:
                 return
             if status.st_size > MAX_BYTES:
@@ -213,18 +218,23 @@ class History:
         found = self._events[name]
 
         def take(line: dict[str, Any]) -> None:
-            event = _EVENTS[name](line) if isinstance(line.get("number"), int) else None
+            event = _EVENTS[name](line) if is_whole(line.get("number")) else None
             if event is not None and len(found) < MAX_EVENTS:
                 found.append(event)
 
         return Follower(self.folder / f"{name}.jsonl", take, found.clear)
 
 
+def is_whole(value: Any) -> bool:
+    """Whether it counts something: a whole number of either sign that a float holds exactly."""
+    return type(value) is int and abs(value) <= MAX_WHOLE
+
+
 def read_recipe(folder: Path) -> dict[str, Any]:
     """A run's recipe.json as it stands there; raises `NotFound` when the folder holds no run."""
     path = folder / "recipe.json"
     try:
-        if path.stat().st_size > MAX_LINE:
+        if not path.is_file() or path.stat().st_size > MAX_LINE:  # a pipe or a device would never end
             raise ValueError
         data = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(data["model"], dict) or not isinstance(data["schedule"], dict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,8 @@ def test_events_in_the_order_of_their_steps(tmp_path: Path) -> None:
     [
         "", "nonsense", "[1, 2]", "null", "[" * 5000, '{"number": "1", "loss": 2}', '{"number": 1}',
         '{"number": 1, "loss": "x"}', '{"number": 1, "loss": {}}', '{"number": 1, "loss": NaN, "tokens": []}',
-        '{"number": 1, "loss": 1' + "0" * 400 + "}",
+        '{"number": 1, "loss": 1' + "0" * 400 + "}", '{"number": 1, "layers": []}', '{"number": true, "loss": 2}',
+        '{"number": 1' + "0" * 400 + ', "loss": 2, "layers": [{}], "event": "spike", "text": "", "revived": {"a": 1}}',
     ],
 )  # fmt: skip
 def test_a_line_that_no_run_writes(tmp_path: Path, line: str) -> None:
@@ -127,6 +129,24 @@ def test_a_line_that_no_run_writes(tmp_path: Path, line: str) -> None:
     assert history.log["number"][-1] == 2
     assert {len(column) for column in history.log.columns.values()} == {len(history.log)}
     assert len(history.readings) == 0
+    assert all(abs(event.number) < 1 << 53 for event in history.events)
+    with (tmp_path / "telemetry.jsonl").open("a") as file:
+        file.write(json.dumps({"number": 3, "layers": [layer(1)]}) + "\n")
+    history.refresh()
+    assert [len(column) for column in history.readings.layers[0].values()] == [1] * len(history.readings.layers[0])
+    assert len(history.readings) == 1
+
+
+def test_a_pipe_is_no_log(tmp_path: Path) -> None:
+    """Reading one would wait for ever."""
+    (tmp_path / "recipe.json").symlink_to("/dev/zero")
+    (tmp_path / "log.jsonl").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "events.jsonl")
+    history = History(tmp_path)
+    history.refresh()
+    assert (len(history.log), history.events) == (0, [])
+    with pytest.raises(NotFound, match="There is no run"):
+        read_recipe(tmp_path)
 
 
 def test_sizes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
