@@ -64,6 +64,17 @@ class Observed:
     residuals: list[Tensor] = field(default_factory=list)
     heads: list[Tensor] = field(default_factory=list)
 
+    def see_attention(self, operands: tuple[Tensor, ...], outputs: Tensor | None, heads: Tensor) -> None:
+        """Called by each layer in order, as soon as its attention is done."""
+        self.attention_operands.append(operands)
+        self.attention_outputs.append(outputs)
+        self.heads.append(heads)
+
+    def see_feed_forward(self, operands: tuple[Tensor, ...], outputs: Tensor) -> None:
+        """Called by each layer in order, as soon as its hidden vector is there."""
+        self.feed_forward_operands.append(operands)
+        self.feed_forward_outputs.append(outputs)
+
 
 class Transformer(nn.Module):
     """A legible decoder; parameters are named as in docs/checkpoints.md.
@@ -254,22 +265,21 @@ class Transformer(nn.Module):
             self._compute(layer.attention_norm(x), attention.output), None if cache is None else cache.attention
         )
         z = edit_heads(z, index, edits, start)
+        if observed is not None:
+            observed.see_attention(operands, bounded, z)
         middle = x + linear(attention, "output", z.flatten(-2)).float()
         hidden, atoms, state = feed_forward(
             self._compute(layer.feed_forward_norm(middle), feed_forward.down),
             None if cache is None else cache.quantifiers,
         )
         hidden = edit_hidden(hidden, index, edits, start)
+        if observed is not None:
+            observed.see_feed_forward(atoms, hidden[..., : feed_forward.layout.n_bounded])
         after = middle + linear(feed_forward, "down", hidden).float()
         if cache is not None:
             cache.quantifiers = state
         if observed is not None:
-            observed.attention_operands.append(operands)
-            observed.attention_outputs.append(bounded)
-            observed.feed_forward_operands.append(atoms)
-            observed.feed_forward_outputs.append(hidden[..., : feed_forward.layout.n_bounded])
             observed.residuals.append(after)
-            observed.heads.append(z)
         return z, middle, hidden, after
 
     @staticmethod

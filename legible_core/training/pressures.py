@@ -104,25 +104,58 @@ class Pressure:
 def pressure_loss(observed: Observed, attention: Pressure, feed_forward: Pressure, tokens: int) -> Tensor | None:
     """The sum of both surfaces' penalties over layers, or None when nothing presses."""
     total: Tensor | None = None
-    layers = len(observed.feed_forward_operands)
-    for layer in range(layers):
-        outputs = observed.attention_outputs[layer]
-        surfaces = (
-            (attention, observed.attention_operands[layer], () if outputs is None else (outputs,)),
-            (feed_forward, observed.feed_forward_operands[layer], (observed.feed_forward_outputs[layer],)),
-        )
-        for pressure, operands, combined in surfaces:
-            values = operands if pressure.target == "operands" else combined
-            count = sum(value.numel() for value in values)
-            sparsity = pressure.strength("sparsity", layer, tokens)
-            crispness = pressure.strength("crispness", layer, tokens)
-            if not count or not (sparsity or crispness):
-                continue
-            # Operands that stand in one tensor are pressed in one operation.
-            joint = getattr(values, "joint", None)
-            for value in values if joint is None else (joint,):
-                term = _Penalty.apply(value, sparsity / count, crispness / count, pressure.floor_at(tokens))
-                total = term if total is None else total + term
+    for layer, atoms in enumerate(observed.feed_forward_operands):
+        operands, outputs = observed.attention_operands[layer], observed.attention_outputs[layer]
+        total = _press(total, attention, layer, tokens, operands, outputs)
+        total = _press(total, feed_forward, layer, tokens, atoms, observed.feed_forward_outputs[layer])
+    return total
+
+
+class Pressing(Observed):
+    """Presses each surface of each layer as soon as the forward has made it; `penalty` is what `pressure_loss` gives.
+
+    So the values are still in the processor's cache, and the backward makes each penalty's gradient just before the
+    layer that it belongs to, instead of all of them at its start, to be held until their turn.
+    """
+
+    def __init__(self, attention: Pressure, feed_forward: Pressure, tokens: int) -> None:
+        super().__init__()
+        self.attention, self.feed_forward, self.tokens = attention, feed_forward, tokens
+        self.penalty: Tensor | None = None
+
+    def see_attention(self, operands: tuple[Tensor, ...], outputs: Tensor | None, heads: Tensor) -> None:
+        layer = len(self.attention_operands)
+        super().see_attention(operands, outputs, heads)
+        self.penalty = _press(self.penalty, self.attention, layer, self.tokens, operands, outputs)
+
+    def see_feed_forward(self, operands: tuple[Tensor, ...], outputs: Tensor) -> None:
+        layer = len(self.feed_forward_operands)
+        super().see_feed_forward(operands, outputs)
+        self.penalty = _press(self.penalty, self.feed_forward, layer, self.tokens, operands, outputs)
+
+
+def _press(
+    total: Tensor | None,
+    pressure: Pressure,
+    layer: int,
+    tokens: int,
+    operands: tuple[Tensor, ...],
+    outputs: Tensor | None,
+) -> Tensor | None:
+    """`total` with one surface's penalty added, where there is something that presses and something to press."""
+    values = operands
+    if pressure.target == "outputs":
+        values = () if outputs is None else (outputs,)
+    count = sum(value.numel() for value in values)
+    sparsity = pressure.strength("sparsity", layer, tokens)
+    crispness = pressure.strength("crispness", layer, tokens)
+    if not count or not (sparsity or crispness):
+        return total
+    # Operands that stand in one tensor are pressed in one operation.
+    joint = getattr(values, "joint", None)
+    for value in values if joint is None else (joint,):
+        term = _Penalty.apply(value, sparsity / count, crispness / count, pressure.floor_at(tokens))
+        total = term if total is None else total + term
     return total
 
 

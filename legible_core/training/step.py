@@ -19,7 +19,7 @@ from legible_core.training.angle import angle_loss
 from legible_core.training.distributed import mean_of, world
 from legible_core.training.loss import next_token_loss
 from legible_core.training.optimiser import Optimiser
-from legible_core.training.pressures import pressure_loss
+from legible_core.training.pressures import Pressing, pressure_loss
 from legible_core.training.recipe import Recipe
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
@@ -73,18 +73,20 @@ class Objective(nn.Module):
         self, model: Transformer, recipe: Recipe, precision: Precision = "float32", compiled: bool = False
     ) -> None:
         super().__init__()
-        self.model, self.recipe, self.precision = model, recipe, precision
+        self.model, self.recipe, self.precision, self.compiled = model, recipe, precision, compiled
         self.residual = torch.compile(model.residual) if compiled else model.residual
 
     def forward(self, rows: Int[Tensor, "b t"], tokens: int) -> tuple[Scalar, Scalar, Scalar]:
         """What to differentiate, and its parts without gradient: the next-token loss in nats, and the penalties."""
         model, recipe = self.model, self.recipe
-        observed = Observed()
+        pressures = (recipe.attention_pressure, recipe.feed_forward_pressure)
+        # A compiled forward presses afterwards: strengths that change with the tokens would compile it anew.
+        observed = Observed() if self.compiled else Pressing(*pressures, tokens)
         with self._autocast(rows.device.type):
             residual = self.residual(rows[:, :-1], observed=observed)
         x = model.final_norm(residual)
         task = next_token_loss(x.flatten(0, 1), model.unembedding_matrix, rows[:, 1:].flatten())
-        penalty = pressure_loss(observed, recipe.attention_pressure, recipe.feed_forward_pressure, tokens)
+        penalty = observed.penalty if isinstance(observed, Pressing) else pressure_loss(observed, *pressures, tokens)
         if (angle := angle_loss(model, observed, recipe.angle)) is not None:
             penalty = angle if penalty is None else penalty + angle
         if penalty is None:

@@ -20,7 +20,7 @@ from legible_core.training.data import Order, documents, tokenise, train_tokeniz
 from legible_core.training.guard import Guard
 from legible_core.training.loss import CHUNK, next_token_loss
 from legible_core.training.optimiser import Muon, Optimiser
-from legible_core.training.pressures import Pressure, Stage, pressure_loss
+from legible_core.training.pressures import Pressing, Pressure, Stage, pressure_loss
 from legible_core.training.recipe import OptimiserRecipe
 
 
@@ -132,6 +132,35 @@ def test_pressures_are_means_over_each_surface(config: object, target: str) -> N
     else:
         assert loss is not None
         assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("target", ["operands", "outputs"])
+@pytest.mark.parametrize("config", designs())
+def test_pressing_on_the_way_is_pressing_afterwards(config: object, target: str) -> None:
+    model, ids = tiny_model(config), random_ids(12, batch=2)  # type: ignore[arg-type]
+    # Sparsity that ramps, strengths by layer, and a floor, which leaves channels out.
+    attention = Pressure("both", 0.3, (0.1, 0.2, 0.4), target=target, ramp_tokens=100)  # type: ignore[arg-type]
+    feed_forward = Pressure("crispness", 0.0, 0.7, target=target, floor=0.1)  # type: ignore[arg-type]
+    plain = model.config.feed_forward.n_bounded == 0
+    found = []
+    for on_the_way in (False, True):
+        model.zero_grad()
+        observed = Pressing(attention, feed_forward, 50) if on_the_way else Observed()
+        loss = model(ids, observed=observed).square().mean()
+        penalty = pressure_loss(observed, attention, feed_forward, 50)
+        if isinstance(observed, Pressing):
+            assert len(observed.feed_forward_outputs) == len(observed.heads) == 3
+            penalty = observed.penalty
+        if penalty is not None:
+            assert penalty.item() > 0
+            loss = loss + penalty
+        else:
+            assert plain
+        loss.backward()
+        found.append([penalty, *(parameter.grad for parameter in model.parameters())])
+    for after, way in zip(*found, strict=True):
+        assert (after is None) == (way is None)
+        assert after is None or torch.allclose(after, way, rtol=1e-5, atol=1e-7)
 
 
 def test_pressure_gradient() -> None:
