@@ -19,6 +19,8 @@ from legible_core.config import FeedForward
 from legible_core.model.quantifiers import Held, QuantifierState, remember
 
 aten = torch.ops.aten
+# A tensor without dimensions acts as a number, on every device and in every dtype.
+ONE = torch.tensor(1.0)
 
 
 class Operands(tuple[Tensor, ...]):
@@ -139,9 +141,9 @@ class _HiddenUnits(torch.autograd.Function):
 
 
 def _combine(a: Tensor, b: Tensor, intersection: Tensor, difference: Tensor) -> None:
-    """A⊙B and A - A⊙B, which is A⊙(1-B) rounded once, into their places."""
+    """A⊙B and A⊙(1-B) into their places, as the plain formula rounds: A - A⊙B would lose digits where B is near 1."""
     torch.mul(a, b, out=intersection)
-    torch.addcmul(a, a, b, value=-1, out=difference)
+    torch.sub(ONE, b, out=difference).mul_(a)
 
 
 def _combine_gradient(
