@@ -1,8 +1,8 @@
 """Keeps the pages of models, units and heads as bytes while nothing that they show has changed.
 
 Their modules need not know: this stands between the guard and the routes. A page is given again without being made
-while no job has moved, no reading was stored and no file of its checkpoint has changed; whatever is posted here empties
-it, and after `MAX_SECONDS` a page is made again in any case. A page that polls is never kept, and cookies keep apart.
+while no job has moved, no reading or note was stored and no file of its checkpoint has changed; whatever is posted here
+empties it, and after `MAX_SECONDS` a page is made again in any case. A page that polls is never kept, and cookies keep apart.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.pages.kept import TRUST_SECONDS, Kept
 from app.services import Services
-from app.tables import JobEventRow, RevisionRow
+from app.tables import JobEventRow, NoteRevisionRow, RevisionRow
 from legible_core.errors import LegibleError
 
 MAX_SECONDS = 10.0
@@ -98,7 +98,7 @@ class _Copy:
 
 
 def _mark(services: Services, slug: str) -> Hashable:
-    """What the pages of a checkpoint are made of: its files, and how far jobs and readings are."""
+    """What the pages of a checkpoint are made of: its files, and how far jobs, readings and notes are."""
     try:
         checkpoint = services.catalogue.get(slug)
         files = tuple(sorted((f.name, f.stat().st_mtime_ns, f.stat().st_size) for f in os.scandir(checkpoint.path)))
@@ -107,4 +107,5 @@ def _mark(services: Services, slug: str) -> Hashable:
     with services.store.database.read() as connection:
         events = connection.execute(select(func.max(JobEventRow.id))).scalar()
         readings = connection.execute(select(func.max(RevisionRow.id))).scalar()
-    return (checkpoint.hash, files, events, readings)
+        notes = connection.execute(select(func.max(NoteRevisionRow.id))).scalar()
+    return (checkpoint.hash, files, events, readings, notes)
