@@ -2,7 +2,8 @@
 
 Their modules need not know: this stands between the guard and the routes. A page is given again without being made
 while no job has moved, no reading or note was stored and no file of its checkpoint has changed; whatever is posted here
-empties it, and after `MAX_SECONDS` a page is made again in any case. A page that polls is never kept, and cookies keep apart.
+empties it, and after `MAX_SECONDS` a page is made again in any case. A page that polls is never kept; cookies are told
+apart.
 """
 
 from __future__ import annotations
