@@ -19,6 +19,7 @@ from app.settings import Settings
 
 if TYPE_CHECKING:
     from app.catalogue import Catalogue
+    from app.collections import Collections
     from app.jobs import Queue
     from app.notes import Notes
     from app.store import Store
@@ -41,6 +42,13 @@ class Services:
         from app.notes import Notes
 
         return Notes(self.store.database)
+
+    @property
+    def collections(self) -> Collections:
+        """Findings: readings and components in an order, with a text."""
+        from app.collections import Collections
+
+        return Collections(self.store.database)
 
     def close(self) -> None:
         self.tokenizers.close()

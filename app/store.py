@@ -113,6 +113,14 @@ class Store:
             resolved = self._resolve(connection, digest, position, None)
         return None if resolved is None else resolved[1]
 
+    def target_of(self, digest: str, position: int | None, target: int | None) -> str | None:
+        """How the target of a stored reading is shown; None when no reading of it is stored."""
+        query = select(ReadingRow.target_display).where(
+            ReadingRow.digest == digest, ReadingRow.position == position, ReadingRow.target == target
+        )
+        with self.database.read() as connection:
+            return connection.execute(query.limit(1)).scalar()
+
     def prompt(self, digest: str) -> StoredPrompt | None:
         """The prompt behind a digest; None when nothing of it is stored."""
         with self.database.read() as connection:

@@ -99,6 +99,14 @@ class Urls:
         """What people say of a checkpoint; of a component (its form and history); `votes` of it; `import`."""
         return self._url(("models", slug, "notes", *parts), {})
 
+    def findings(self, id: int | None = None, *parts: str, **query: object) -> str:
+        """The collections, or one of them; `edit`, `add` and `delete` below it; `add_finding` chooses one."""
+        return self._url(("findings", *(() if id is None else (id, *parts))), query)
+
+    def add_finding(self, item: str) -> str:
+        """Where something (by its address) is put into a collection."""
+        return self._url(("findings", "add"), {"item": item})
+
     def search(self, **query: object) -> str:
         """`q` is what was typed, `side` promote or detect, `page` from 2 on."""
         return self._url(("search",), query)

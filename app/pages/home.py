@@ -11,6 +11,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
+from app.collections import CollectionCard
 from app.pages.asking import PromptForm, prompt_form, start_reading
 from app.pages.reading_view import Chosen
 from app.pages.view import chance, clipped, page, percent, twin
@@ -80,6 +81,7 @@ class HomePage:
     refused: tuple[str, ...]
     examples: tuple[Example, ...]
     lists: tuple[CardList, ...]
+    findings: tuple[CollectionCard, ...]
 
 
 @router.get("/")
@@ -135,6 +137,7 @@ def _home(services: Services, urls: Urls, model: str | None, prompt: str) -> Hom
         refused=tuple(entry.error.message for entry in entries if entry.error is not None),
         examples=examples_of(chosen) if chosen is not None else (),
         lists=tuple(lists),
+        findings=tuple(services.collections.newest(SHOWN)),
     )
 
 
