@@ -1,7 +1,8 @@
 """Minimal pairs: two sentences token by token, and the units that separate them where they part.
 
     GET  /models/{slug}/pairs                      the form and example pairs
-    GET  /models/{slug}/pairs?good=&bad=           the pair; its job is submitted once; also /models/{slug}/pairs.json
+    GET  /models/{slug}/pairs?good=&bad=           the pair; its job is submitted once, unless another site sent the
+                                                   browser here: then the form is filled in; also pairs.json
     POST /models/{slug}/pairs/delete               forgets the sentences and the reading of their fork
 
 At the first token in which the sentences differ there is a reading of one against the other after what they share: its
@@ -110,7 +111,9 @@ def pairs(
 ) -> Response:  # fmt: skip
     """The form, or what the checkpoint makes of a pair."""
     urls, checkpoint = urls_for(request), services.catalogue.get(slug)
-    job = _job(services, checkpoint, good, bad) if good.strip() and bad.strip() else None
+    job = None
+    if good.strip() and bad.strip():
+        job = _job(services, checkpoint, good, bad, submit=not _from_elsewhere(request))
     return page(request, "pairs.html", _page(services, urls, checkpoint, good, bad, job))
 
 
@@ -120,7 +123,9 @@ def pairs_json(
 ) -> Response:
     """Its JSON twin: 202 until the pair is scored."""
     urls, checkpoint = urls_for(request), services.catalogue.get(slug)
-    job = _job(services, checkpoint, good, bad)
+    job = _job(services, checkpoint, good, bad, submit=not _from_elsewhere(request))
+    if job is None:
+        raise NotFound("This pair was not judged here yet; open its page and press Judge.")
     if job.state != "done":
         return twin(waiting_json(services, job), status=202)
     shown = _page(services, urls, checkpoint, good, bad, job)
@@ -171,8 +176,13 @@ def _subject(services: Services, checkpoint: Checkpoint, good: str, bad: str) ->
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _job(services: Services, checkpoint: Checkpoint, good: str, bad: str) -> Job:
-    """The newest job of this pair, submitted where there is none or what it stored is gone."""
+def _from_elsewhere(request: Request) -> bool:
+    """Whether another site sent the browser here: it may show what there is, and start nothing."""
+    return request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+
+
+def _job(services: Services, checkpoint: Checkpoint, good: str, bad: str, *, submit: bool) -> Job | None:
+    """The newest job of this pair; where there is none, or what it stored is gone, a new one if it may be submitted."""
     for name, text in (("first", good), ("second", bad)):
         check_text(text, f"The {name} sentence")
         if not text.strip():
@@ -183,6 +193,8 @@ def _job(services: Services, checkpoint: Checkpoint, good: str, bad: str) -> Job
     job = services.queue.find(f"pair:{subject}")
     if job is not None and not (job.state == "done" and _gone(services, job)):
         return job
+    if not submit:
+        return None
     payload = {
         "checkpoint": checkpoint.hash, "dtype": services.settings.dtype, "slug": checkpoint.slug,
         "good": good, "bad": bad,

@@ -132,6 +132,19 @@ def test_what_the_model_cannot_read_is_said_on_the_page(site: Site) -> None:
     assert "try again" in visible(page.text)
 
 
+def test_another_site_starts_nothing(site: Site) -> None:
+    for headers in ({"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}):
+        page = site.client.get(address(GOOD, BAD), headers=headers)
+        assert page.status_code == 200
+        assert f'value="{GOOD}"' in page.text
+        assert site.client.get(address(GOOD, BAD, "json"), headers=headers).status_code == 404
+    assert not site.services.queue.list()
+    site.client.get(address(GOOD, BAD), headers={"sec-fetch-site": "same-origin"})
+    site.work()
+    page = site.client.get(address(GOOD, BAD), headers={"sec-fetch-site": "cross-site"})
+    assert "Token by token" in visible(page.text), "what is there is shown"
+
+
 def test_hostile_text_stays_text(site: Site) -> None:
     site.client.get(address(HOSTILE, "it was"))
     site.work()
