@@ -35,6 +35,9 @@ class Settings(BaseSettings):
     runs: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), description="Folders of training runs to show besides those that `legible train` made known."
     )
+    embed_from: str = Field(
+        default="*", description="Sites whose pages may embed readings: origins divided by spaces, * for all, or none."
+    )
     token: SecretStr | None = Field(
         default=None, description="Access token; made and printed when the host is not loopback and none is given."
     )
@@ -61,6 +64,17 @@ class Settings(BaseSettings):
     def _names(cls, value: object) -> object:
         """In a variable: names divided by commas."""
         return tuple(name.strip() for name in value.split(",") if name.strip()) if isinstance(value, str) else value
+
+    @field_validator("embed_from")
+    @classmethod
+    def _origins(cls, value: str) -> str:
+        """They go into a header, so they are origins and nothing else."""
+        found = value.split()
+        if value not in ("*", "none"):
+            for origin in found:
+                if re.fullmatch(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?", origin) is None:
+                    raise ValueError("origins such as https://lab.example divided by spaces, * or none")
+        return " ".join(found) or "none"
 
     @field_validator("token")
     @classmethod

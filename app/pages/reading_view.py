@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from app.figures import heads_grid, signed, unit_strips
 from app.pages.citation import citation
@@ -136,6 +136,7 @@ class ReadingPage:
     command: str
     citation: str
     compare: CompareForm | None = None
+    embed: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +224,7 @@ def reading_page(
         python=python_snippet(origin, links.json),
         command=command_line(slug, text, summary),
         citation=citation(
+        embed=f'<iframe src="{escape(origin + here)}&amp;embed=figure,table" width="100%" height="640"></iframe>',
             stored,
             text=_read_text(summary),
             target=summary.target.display,

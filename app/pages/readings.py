@@ -35,6 +35,7 @@ from app.pages.asking import (
 )
 from app.pages.compare_form import compare_form, slugs
 from app.pages.detail import panel_for
+from app.pages.embed import embedded, parts_of
 from app.pages.named import names_of
 from app.pages.panel import Panel
 from app.pages.people import said_of
@@ -183,11 +184,24 @@ async def reading(request: Request) -> Response:
     """The page that everything serves; its query is the one of the .json twin, and `component`."""
     # Nothing is injected here: a page that is kept is answered without a thread.
     slug, digest = request.path_params["slug"], request.path_params["digest"]
+    if "embed" in request.query_params:
+        return await run_in_threadpool(_embedded, request, slug, digest)
     key = (str(request.base_url), slug, digest, request.url.query)
     kept = _kept_pages(request).get(key)
     if kept is not None and time.monotonic() - kept.seen < TRUST_SECONDS:
         return HTMLResponse(kept.body)
     return await run_in_threadpool(_open, request, slug, digest, key, kept)
+
+
+def _embedded(request: Request, slug: str, digest: str) -> Response:
+    """Parts of a stored reading for another page; one that is not stored is not begun from there."""
+    services: Services = request.app.state.services
+    asked, parts = Asked.of(request), parts_of(request.query_params["embed"])
+    stored = find_stored(services, digest, asked)
+    if stored is None:
+        message = f"The reading {digest[:12]} is not stored, so nothing of it can be embedded; open its page first."
+        raise NotFound(message)
+    return embedded(request, page_of(slug, request, stored, asked, services), parts, services.settings)
 
 
 def _open(request: Request, slug: str, digest: str, key: tuple[str, ...], kept: Kept | None) -> Response:
