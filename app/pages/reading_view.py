@@ -70,6 +70,7 @@ class TokenChip:
     title: str
     current: bool
     shade: int
+    bytes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +136,8 @@ class ReadingPage:
     python: str
     command: str
     citation: str
-    compare: CompareForm | None = None
     embed: str
+    compare: CompareForm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +224,8 @@ def reading_page(
         sum=sum_line(summary),
         python=python_snippet(origin, links.json),
         command=command_line(slug, text, summary),
-        citation=citation(
         embed=f'<iframe src="{escape(origin + here)}&amp;embed=figure,table" width="100%" height="640"></iframe>',
+        citation=citation(
             stored,
             text=_read_text(summary),
             target=summary.target.display,
@@ -259,6 +260,7 @@ def _strip(tokens: Sequence[Token], position: int, shades: Sequence[int]) -> tup
             title=f"{index}: token {token.id}",
             current=index == position,
             shade=shades[index] if index < len(shades) else 0,
+            bytes=token.bytes,
         )
         for index, token in enumerate(tokens)
     )
