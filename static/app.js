@@ -93,6 +93,40 @@
     setTimeout(() => { button.textContent = before; }, 1500);
   });
 
+  // Tokens copy as what they are: of a strip the bytes, so that a space, a line break and a character split over tokens
+  // come out whole; of a part of one token its letters.
+  const letters = { "·": " ", "↵": "\n", "⇥": "\t", "␍": "\r" };
+  const spelt = (shown) => shown.replace(/[·↵⇥␍]/g, (sign) => letters[sign]);
+  document.addEventListener("copy", (event) => {
+    const selection = getSelection();
+    if (!selection.rangeCount || selection.isCollapsed) return;
+    const range = selection.getRangeAt(0);
+    const chipOf = (node) => (node.nodeType === 1 ? node : node.parentElement)?.closest(".t");
+    const part = range.cloneContents();
+    const chips = [...part.querySelectorAll(".t")];
+    const whole = chipOf(range.commonAncestorContainer);
+    if (!chips.length && !whole) return;
+    const bytes = [];
+    const add = (shown, chip) => {
+      const exact = chip?.dataset.b && chip.textContent === shown;
+      const pairs = exact ? chip.dataset.b.match(/../g).map((two) => parseInt(two, 16)) : null;
+      bytes.push(...(pairs ?? new TextEncoder().encode(spelt(shown))));
+    };
+    if (whole) {
+      add(selection.toString(), whole);
+    } else {
+      const between = [...part.childNodes].some((node) => !node.matches?.(".t, .strip") && node.textContent.trim());
+      if (between || part.querySelector("table, .prob")) return; // more than tokens: as it is shown
+      const ends = [chipOf(range.startContainer), chipOf(range.endContainer)];
+      chips.forEach((chip, index) => {
+        const original = (index === 0 && ends[0]) || (index === chips.length - 1 && ends[1]) || chip;
+        if (chip.textContent) add(chip.textContent, original);
+      });
+    }
+    event.clipboardData.setData("text/plain", new TextDecoder().decode(new Uint8Array(bytes)));
+    event.preventDefault();
+  });
+
   // The prompt box: Enter reads, Shift+Enter is a new line.
   document.addEventListener("keydown", (event) => {
     const box = event.target;
@@ -131,9 +165,11 @@
   tip.hidden = true;
   const hide = () => { tip.hidden = true; };
   const show = (event) => {
-    const name = event.target.closest?.("[data-ev]");
+    // What a token's title says to a mouse, the keyboard gets as well.
+    const focused = event.type === "focusin" ? event.target.closest?.(".t[title], .chip[title]") : null;
+    const name = event.target.closest?.("[data-ev]") || focused;
     if (!name) return hide();
-    tip.textContent = name.dataset.ev;
+    tip.textContent = name.dataset.ev || name.title;
     if (!tip.isConnected) document.body.append(tip);
     tip.hidden = false;
     const at = name.getBoundingClientRect();

@@ -35,7 +35,7 @@ def term(context: Context, word: str, shown: str | None = None) -> Markup:
     entry = entries()[word.lower()]
     link = Markup('{shown}<a class="help" href="{address}" aria-label="What {word} means" data-ev="{short}">?</a>')
     address = context["urls"].help(entry.anchor)
-    return link.format(shown=shown or word, address=address, word=entry.word, short=entry.short)
+    return link.format(shown=word if shown is None else shown, address=address, word=entry.word, short=entry.short)
 
 
 @lru_cache(maxsize=1)
