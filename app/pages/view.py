@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from app.figures import signed
 from app.pages.formula import tokens
+from app.pages.snippet import snippet
 from app.pages.words import term
 from app.paths import templates_dir
 from app.urls import urls_for
@@ -70,7 +71,8 @@ def html(request: Request, template: str, context: Context) -> str:
     """The page as text: the context's fields, the address builder and the current path."""
     fields = {field.name: getattr(context, field.name) for field in dataclasses.fields(context)}  # type: ignore[arg-type]
     made = environment().get_template(template)
-    return made.render(urls=urls_for(request), here=here(request), shown=shown(request), **fields)
+    common = {"urls": urls_for(request), "here": here(request), "shown": shown(request)}
+    return made.render(**common, snippet=snippet(request, context), **fields)
 
 
 def shown(request: Request) -> frozenset[str]:
