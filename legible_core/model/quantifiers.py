@@ -83,8 +83,8 @@ class Held:
     def write(self, out: Tensor) -> None:
         """Put e and p = s / n into `out` (b, t, q), in its dtype."""
         half = out.shape[-1] // 2
-        out[..., :half].copy_(self.states[..., :half].transpose(0, 1))
-        torch.div(self.states[..., half:].transpose(0, 1), self.counts, out=out[..., half:])
+        out[..., :half] = self.states[..., :half].transpose(0, 1)
+        out[..., half:] = self.states[..., half:].transpose(0, 1) / self.counts
 
     def after(self) -> QuantifierState:
         half = self.states.shape[-1] // 2
@@ -96,15 +96,15 @@ class Held:
         half = m.shape[-1] // 2
         x = self.states
         g = torch.empty_like(x)
-        g[..., :half].copy_(grad[..., :half].transpose(0, 1))
-        torch.div(grad[..., half:].transpose(0, 1), self.counts[:, None], out=g[..., half:])
+        g[..., :half] = grad[..., :half].transpose(0, 1)
+        g[..., half:] = grad[..., half:].transpose(0, 1) / self.counts[:, None]
         # p = s / n, so dL/dn_t = -Σ_b (g_t / n_t) p_t.
         by_count = -(g[..., half:] * x[..., half:]).sum(1) / self.counts
         # dL/db_t = g_t + a_{t+1} dL/db_{t+1}: the same scan on reversed time, with the coefficients one step early.
         a = torch.empty_like(x)
         a[..., half:] = decay[half:]
         a[-1] = 0.0
-        torch.addcmul(decay[:half], decay[:half], m[:, 1:, :half].transpose(0, 1), value=-1, out=a[:-1, :, :half])
+        a[:-1, :, :half] = torch.addcmul(decay[:half], decay[:half], m[:, 1:, :half].transpose(0, 1), value=-1)
         _scan(a, g, backwards=True)
         # Each step's coefficient acts on the state before it; a is free to hold the products.
         torch.mul(g[1:], x[:-1], out=a[1:])
@@ -126,7 +126,7 @@ def remember(m: Float[Tensor, "b t q"], decay: Float[Tensor, " q"], state: Quant
     dtype = torch.promote_types(m.dtype, torch.float32)
     x = m.transpose(0, 1).to(dtype, copy=True, memory_format=torch.contiguous_format)
     a = torch.empty_like(x)
-    torch.addcmul(decay[:half], decay[:half], x[..., :half], value=-1, out=a[..., :half])
+    a[..., :half] = torch.addcmul(decay[:half], decay[:half], x[..., :half], value=-1)
     a[..., half:] = decay[half:]
     carried = None
     if state is not None:
