@@ -105,7 +105,7 @@ class Journal:
                 entry = json.loads(line)
                 key = (str(entry["part"]), int(entry["item"]))
                 scores = [(float(log), bool(hit)) for log, hit in entry["scores"]]
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 break
             if not line.endswith(b"\n") or key in self.done:
                 break

@@ -26,7 +26,13 @@ def test_what_was_added_is_there_again(tmp_path):
     assert [json.loads(line).get("item") for line in lines] == [None, 0, 1]
 
 
-@pytest.mark.parametrize("torn", [b'{"part": "a", "it', b'{"part": "a", "item": 1, "scores": [[1, true]]}', b"\0\0\n"])
+@pytest.mark.parametrize(
+    "torn",
+    [
+        b'{"part": "a", "it', b'{"part": "a", "item": 1, "scores": [[1, true]]}', b"\0\0\n", b"[" * 100_000 + b"\n",
+        b'{"part": "a", "item": 1e999, "scores": [[1, true]]}\n',
+    ],
+)  # fmt: skip
 def test_a_line_that_was_cut_off_is_asked_again(tmp_path, torn):
     path = tmp_path / "j.jsonl"
     with Journal(path, {}) as journal:
