@@ -24,6 +24,8 @@ from legible_core.units import Activation
 
 # How many recipes may stand behind one another.
 MAX_BASES = 8
+MAX_NAME = 200  # bytes; folders take no more than 255
+MAX_SEED = (1 << 53) - 1
 # What a dataset's name begins with in place of a path.
 HUB = "hf:"
 # How many snapshots a run keeps.
@@ -150,6 +152,12 @@ class Recipe:
     note: str = ""
 
     def __post_init__(self) -> None:
+        odd = self.name in ("", "..") or Path(self.name).name != self.name or set(self.name) & {"\\", "\0"}
+        if odd or len(self.name.encode()) > MAX_NAME:
+            raise _bad(f"name is {self.name[:80]!r}; the run's folder is called so: it must be one folder's name")
+        for key, seed in (("seed", self.seed), ("data.order_seed", self.data.order_seed)):
+            if not 0 <= seed <= MAX_SEED:
+                raise _bad(f"{key} must be a whole number from 0 to {MAX_SEED}")
         context, schedule = self.model.context, self.schedule
         micro = schedule.micro_batch_tokens or schedule.batch_tokens
         if schedule.batch_tokens % context:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,25 @@ def test_a_combination_that_cannot_be_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(LegibleError, match=said):
         recipe(tmp_path, model, more)
+
+
+@pytest.mark.parametrize("name", ["../x", "..", ".", "/x", "a/b", "a/", "a\\b", "", "x" * 201, "a\x00b"])
+def test_a_name_is_one_folder_s(tmp_path: Path, name: str) -> None:
+    """Without --out the run is written to runs/<name>, and nowhere else."""
+    plan = load_recipe(write(tmp_path))
+    with pytest.raises(LegibleError, match=r"name is .*one folder's name"):
+        dataclasses.replace(plan, name=name)
+    assert dataclasses.replace(plan, name="Ærlig 1.5").name == "Ærlig 1.5"
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 53, 10**30])
+def test_seeds_are_bounded(tmp_path: Path, seed: int) -> None:
+    """Generators take no others."""
+    plan = load_recipe(write(tmp_path))
+    with pytest.raises(LegibleError, match="seed must be a whole number from 0 to"):
+        dataclasses.replace(plan, seed=seed)
+    with pytest.raises(LegibleError, match=r"data\.order_seed must be"):
+        dataclasses.replace(plan, data=dataclasses.replace(plan.data, order_seed=seed))
 
 
 def test_the_angle_needs_a_layer_below_the_last(tmp_path: Path) -> None:
