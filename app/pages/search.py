@@ -126,9 +126,10 @@ def setup(app: FastAPI) -> None:
 
 @router.get("/search.json")
 def search_json(
-    asked: Annotated[Asked, Query()], request: Request, services: Annotated[Services, Depends(services)]
+    described: Annotated[Asked, Query()], request: Request, services: Annotated[Services, Depends(services)]
 ) -> Response:
     """The JSON twin: the same groups in the same order."""
+    asked = asked_for(request)  # as the page does: an unknown filter is named, not ignored
     state = _state(services)
     parsed = parse_query(asked.q, asked.side)
     return twin(_page(services, urls_for(request), asked, state, parsed, None))
@@ -197,7 +198,7 @@ def _page(
         q=asked.q,
         error=None if error is None else error.message,
         hint=None if error is None else error.hint,
-        said=_said(query, bool(groups or people), searched, state),
+        said=_said(query, bool(groups or people), searched, state, asked.page),
         groups=groups,
         people=people,
         labels=_labels(urls, query, state),
@@ -237,9 +238,7 @@ def _paged(urls: Urls, asked: Asked, page: int) -> str:
     return urls.search(q=asked.q, side=asked.side, page=page if page > 1 else None)
 
 
-def _said(
-    query: Search, found: bool, searched: dict[int, Checkpoint], state: Searchable
-) -> str:
+def _said(query: Search, found: bool, searched: dict[int, Checkpoint], state: Searchable, page: int) -> str:
     """What was searched, and that nothing was found."""
     if query.empty:
         return ""
@@ -248,6 +247,8 @@ def _said(
         return f"Searched: {where}."
     if not searched and any(not pending.failed for pending in state.pending):
         return "Nothing can be searched yet."
+    if page > 1:
+        return f"There is nothing on page {page} of what was found in {where}; go back to the first."
     return f"Nothing was found in {where}."
 
 
@@ -279,7 +280,8 @@ def _whole(urls: Urls, asked: Asked, query: Search, name: GroupName, label: str)
         said = f'label:"{label}"'
     else:
         plain = re.fullmatch(r"[^\s\"']+", query.words)
-        said = f"{side}s:{query.words}" if plain else f'{side}s:"{query.words}"'
+        mark = "'" if '"' in query.words else '"'
+        said = f"{side}s:{query.words}" if plain else f"{side}s:{mark}{query.words}{mark}"
     return urls.search(q=" ".join([said, *filters]), side=side if name.startswith("label") else None)
 
 

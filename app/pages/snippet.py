@@ -19,6 +19,7 @@ from starlette.routing import Match
 import app.pages as pages
 from app.urls import urls_for
 
+LONGEST = 4000
 _KEPT = "/:@!$&'()*+,;=-._~"  # what a path may hold as it is; a query also % and ?
 
 
@@ -42,7 +43,10 @@ def setup(app: FastAPI) -> None:
 
 
 def snippet(request: Request, context: Any = None) -> Snippet | None:
-    """What stands below the page of this request; None for the answer to a form, which no address gives again."""
+    """What stands below the page of this request; None for the answer to a form, which no address gives again.
+
+    None too for an address longer than LONGEST, which is refused anyway and would stand here six times.
+    """
     if request.method != "GET":
         return None
     urls = urls_for(request)
@@ -50,6 +54,8 @@ def snippet(request: Request, context: Any = None) -> Snippet | None:
     path = quote(str(request.scope["path"]), safe=_KEPT)
     query = quote_from_bytes(request.scope.get("query_string", b""), safe=_KEPT + "%?")
     here = path + (f"?{query}" if query else "")
+    if len(here) > LONGEST:
+        return None
     if not _has_twin(request):
         return Snippet(origin + here)
     client = f"from legible_client import Client\n\nclient = Client({origin + urls.root_path!a})\n"

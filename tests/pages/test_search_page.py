@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote_plus
 
 import pytest
 from page_samples import SLUG, Site, links, make_checkpoint, open_site, parsed, title
@@ -16,6 +16,9 @@ from sqlalchemy import event
 from app.indexing import look
 from app.names_index import NamesIndex
 from app.pages.layers import PAGE
+from app.pages.search import Asked, _whole
+from app.search_query import parse_query
+from app.urls import Urls
 from benchmarks import synthetic
 from legible_core.naming.names import Names
 from legible_core.registry import Checkpoint
@@ -154,12 +157,20 @@ def test_unknown_filters_of_a_page_are_named_with_the_valid_ones(searched: Site)
     for path in (f"/models/{SLUG}/layers/0", "/search"):
         for twin in ("", ".json"):
             answer = searched.client.get(f"{path}{twin}", params={"colour": "red"})
-            if path == "/search" and twin:
-                continue
             assert answer.status_code == 422
             assert "no filter" in answer.text
             assert "colour" in answer.text
     assert searched.client.get(f"/models/{SLUG}/layers/0?embed=table").status_code == 200
+
+
+def test_a_page_past_the_end_is_not_taken_for_nothing_found(searched: Site) -> None:
+    said = ask(searched, "∃ *", page=50)["said"]
+    assert "page 50" in said
+    assert "page" not in ask(searched, "xyzzy never written")["said"]
+
+
+def test_the_whole_of_a_group_of_words_with_a_quote_is_an_address_that_works(searched: Site) -> None:
+    assert "'5\" nail'" in unquote_plus(_whole(Urls(""), Asked(), parse_query('5" nail'), "promote", "x"))
 
 
 def test_what_is_not_indexed_yet_says_so(scanned: Checkpoint, tmp_path: Path) -> None:
