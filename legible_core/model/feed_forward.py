@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from legible_core.config import ModelConfig
 from legible_core.model.activations import FUNCTIONS
-from legible_core.model.linear import fusing, joint_linears, linear, matrix
+from legible_core.model.linear import fusing, join, joint_linears, linear, matrix, sum_linear
 from legible_core.model.quantifiers import QuantifierState, quantify
-from legible_core.model.set_operators import hidden_units
+from legible_core.model.set_operators import named_units
 
 # A quantifier starts sticky: λ = 0.98, a half-life of 34 tokens.
 STICKY = 0.98
@@ -59,17 +59,34 @@ class FeedForward(nn.Module):
 
         x: the normalised residual stream in the compute dtype; the hidden vector has its dtype.
         """
+        parts, operands, after = self.parts(x, state)
+        return join(parts), operands, after
+
+    def parts(
+        self, x: Float[Tensor, "b t d"], state: QuantifierState | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], QuantifierState | None]:
+        """As `forward`, with the hidden vector in parts, one after the other: the named units, the plain ones.
+
+        Both stay contiguous that way, forwards and backwards, and are not copied beside each other.
+        """
         layout = self.layout
-        if not layout.n_named or layout.activation != "gelu" or torch.compiler.is_compiling():
-            return self.plainly(x, state)
+        bounded = layout.n_bounded > layout.n_named
+        if not layout.n_named or bounded or torch.compiler.is_compiling():
+            hidden, operands, after = self.plainly(x, state)
+            return (hidden,), operands, after
         names = (["pair_a", "pair_b"] if layout.n_pairs else []) + (["quantifier"] if layout.n_quantifiers else [])
         if fusing(x):
             # One product reads all operands: copying their rows beside each other is nothing to what that saves.
-            named, *plain = joint_linears(self, [names, ["gelu"]] if layout.n_plain else [names], x)
+            read, *plain = joint_linears(self, [names, [layout.activation]] if layout.n_plain else [names], x)
         else:
-            named = torch.cat([linear(self, name, x) for name in names], dim=-1)
-            plain = [linear(self, "gelu", x)] if layout.n_plain else []
-        return hidden_units(layout, self.decay, state, named, plain[0] if plain else None)
+            read = torch.cat([linear(self, name, x) for name in names], dim=-1)
+            plain = [linear(self, layout.activation, x)] if layout.n_plain else []
+        named, operands, after = named_units(layout, self.decay, state, read)
+        return (named, *map(FUNCTIONS[layout.activation], plain)), operands, after
+
+    def write(self, parts: tuple[Tensor, ...]) -> Float[Tensor, "b t d"]:
+        """The down-projection of a hidden vector in parts."""
+        return sum_linear(self, "down", parts)
 
     def plainly(
         self, x: Float[Tensor, "b t d"], state: QuantifierState | None = None
@@ -88,7 +105,7 @@ class FeedForward(nn.Module):
             parts.append(operands[-1])
         elif self.layout.n_plain:
             parts.append(FUNCTIONS[self.layout.activation](linear(self, self.layout.activation, x)))
-        return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)), operands, after
+        return join(parts), operands, after
 
     def operands(self, x: Float[Tensor, "*s d"]) -> tuple[Tensor, ...]:
         """Sigmoid memberships: (A, B) of the pairs, m of the quantifiers, sigmoid units, where the layer has them."""

@@ -31,6 +31,22 @@ def linears(module: nn.Module, names: Sequence[str], x: Tensor) -> tuple[Tensor,
     return joint_linears(module, [(name,) for name in names], x)
 
 
+def sum_linear(module: nn.Module, name: str, parts: Sequence[Tensor]) -> Tensor:
+    """x Wᵀ (+ bias) of an x whose last dimension comes in parts, without putting them beside each other.
+
+    In bfloat16 they are put there all the same: a sum of products would round once for each part.
+    """
+    exact = parts[0].dtype != torch.bfloat16 and not torch.is_autocast_enabled(parts[0].device.type)
+    if len(parts) == 1 or not exact or not fusing(parts[0]):
+        return linear(module, name, join(parts))
+    written: Tensor = _SumLinear.apply(getattr(module, name), getattr(module, f"{name}_bias", None), *parts)
+    return written
+
+
+def join(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=-1)
+
+
 def fusing(x: Tensor) -> bool:
     """Whether a gradient will be taken by x and no compiler is at work, which fuses better by itself."""
     return torch.is_grad_enabled() and x.requires_grad and not torch.compiler.is_compiling()
@@ -92,6 +108,34 @@ class _Linears(torch.autograd.Function):
             for by_part, by_bias in zip(by_parts, by_biases, strict=True):
                 by_weights += [by_part, by_bias]
         return None if by_x is None else by_x.view_as(x), None, *by_weights
+
+
+class _SumLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, *parts: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, *parts)
+        ctx.biased = bias is not None
+        out: Tensor | None = None
+        for part, columns in zip(parts, _columns(weight, parts), strict=True):
+            rows = part.flatten(0, -2)
+            if out is not None:
+                out.addmm_(rows, columns.T)
+            else:
+                out = rows @ columns.T if bias is None else torch.addmm(bias, rows, columns.T)
+        assert out is not None
+        return out.view(*parts[0].shape[:-1], weight.shape[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, *parts = ctx.saved_tensors
+        rows = grad.flatten(0, -2)
+        by_parts = [(rows @ c).view_as(part) for part, c in zip(parts, _columns(weight, parts), strict=True)]
+        by_weight = torch.cat([rows.T @ part.flatten(0, -2) for part in parts], dim=-1)
+        return by_weight, rows.sum(0) if ctx.biased else None, *by_parts
+
+
+def _columns(weight: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return weight.split([part.shape[-1] for part in parts], dim=-1)
 
 
 def _stack(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from legible_core.config import FeedForward
 from legible_core.model.quantifiers import Held, QuantifierState, remember
@@ -35,20 +34,18 @@ class Operands(tuple[Tensor, ...]):
         return operands
 
 
-def hidden_units(
+def named_units(
     layout: FeedForward,
     decay: Float[Tensor, " q"],
     state: QuantifierState | None,
     named: Float[Tensor, "b t o"],
-    plain: Float[Tensor, "b t g"] | None,
-) -> tuple[Float[Tensor, "b t f"], Operands, QuantifierState | None]:
-    """The hidden vector, the operands (A, B, m; absent ones left out), and the state after the last token.
+) -> tuple[Float[Tensor, "b t o"], Operands, QuantifierState | None]:
+    """The named units, the operands (A, B, m; absent ones left out), and the state after the last token.
 
     named: row·x of the pairs' A, of their B and of the quantifiers, side by side; it is spent: the memberships take its
-    place. plain: row·x of the GELU units, if any. decay: λ of the quantifiers. A state, before or after, is a constant
-    to the gradient.
+    place. decay: λ of the quantifiers. A state, before or after, is a constant to the gradient.
     """
-    hidden, memberships, *after = _HiddenUnits.apply(layout, decay, state, named, plain)
+    hidden, memberships, *after = _NamedUnits.apply(layout, decay, state, named)
     return hidden, operands_of(layout, memberships), QuantifierState(*after) if after else None
 
 
@@ -82,25 +79,22 @@ class _BooleanValues(torch.autograd.Function):
         return aten.sigmoid_backward.grad_input(out, memberships, grad_input=out)
 
 
-class _HiddenUnits(torch.autograd.Function):
+class _NamedUnits(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, layout: FeedForward, decay: Tensor, state: QuantifierState | None, named: Tensor, plain: Tensor | None
+        ctx: Any, layout: FeedForward, decay: Tensor, state: QuantifierState | None, named: Tensor
     ) -> tuple[Tensor, ...]:
         memberships = named.sigmoid_()
         ctx.mark_dirty(named)
-        hidden = named.new_empty(*named.shape[:-1], layout.d_ff)
+        hidden = torch.empty_like(memberships)
         pairs, held = slice(0, 2 * layout.n_pairs), None
         if layout.n_pairs:
             _combine(*memberships[..., pairs].chunk(2, -1), *hidden[..., pairs].chunk(2, -1))
         if layout.n_quantifiers:
             held = remember(memberships[..., pairs.stop :], decay, state)
             held.write(hidden[..., layout.quantifiers])
-        if plain is not None:
-            # Not `out=`: torch 2.13 writes gelu's result as if its place were contiguous.
-            hidden[..., layout.plain] = F.gelu(plain)
         ctx.layout, ctx.held = layout, held
-        ctx.save_for_backward(memberships, decay, plain)
+        ctx.save_for_backward(memberships, decay)
         ctx.set_materialize_grads(False)
         if held is None:
             return hidden, memberships
@@ -113,14 +107,14 @@ class _HiddenUnits(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, pressed: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         layout: FeedForward = ctx.layout
         held: Held | None = ctx.held
-        memberships, decay, plain = ctx.saved_tensors
+        memberships, decay = ctx.saved_tensors
         if grad is None:
             if pressed is None:
-                return (None,) * 5
-            grad = torch.zeros(*memberships.shape[:-1], layout.d_ff, dtype=memberships.dtype, device=memberships.device)
+                return (None,) * 4
+            grad = torch.zeros_like(memberships)
         pairs = slice(0, 2 * layout.n_pairs)
         out = torch.empty_like(memberships)
-        by_decay = by_plain = None
+        by_decay = None
         if layout.n_pairs:
             _combine_gradient(
                 grad[..., pairs].chunk(2, -1),
@@ -134,10 +128,7 @@ class _HiddenUnits(torch.autograd.Function):
             if pressed is not None:
                 by_m += pressed[..., pairs.stop :]
         aten.sigmoid_backward.grad_input(out, memberships, grad_input=out)
-        if plain is not None:
-            # On contiguous memory oneDNN does it, which is worth the copy.
-            by_plain = aten.gelu_backward(grad[..., layout.plain].contiguous(), plain)
-        return None, by_decay, None, out, by_plain
+        return None, by_decay, None, out
 
 
 def _combine(a: Tensor, b: Tensor, intersection: Tensor, difference: Tensor) -> None:

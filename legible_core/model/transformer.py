@@ -18,7 +18,7 @@ from legible_core.interventions import Edit
 from legible_core.model.attention import Attention, KeyValues
 from legible_core.model.editing import edit_heads, edit_hidden
 from legible_core.model.feed_forward import FeedForward
-from legible_core.model.linear import linear
+from legible_core.model.linear import join, linear
 from legible_core.model.norm import LayerNorm
 from legible_core.model.quantifiers import QuantifierState
 from legible_core.trace import LayerTrace, Trace
@@ -153,7 +153,7 @@ class Transformer(nn.Module):
         for index, layer in enumerate(self.layers):
             before = x
             z, middle, hidden, x = self._layer(layer, index, x, edits, 0)
-            layers.append(LayerTrace(before[0], z[0], middle[0], hidden[0]))
+            layers.append(LayerTrace(before[0], z[0], middle[0], join(hidden)[0]))
         return Trace(ids, token[0], position, tuple(layers), x[0])
 
     @torch.no_grad()
@@ -258,8 +258,8 @@ class Transformer(nn.Module):
         start: int,
         cache: LayerCache | None = None,
         observed: Observed | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(z, residual between the sublayers, hidden, residual after), each with batch and token dimensions."""
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], Tensor]:
+        """(z, residual between the sublayers, hidden in parts, residual after), all with batch and token dimensions."""
         attention, feed_forward = layer.attention, layer.feed_forward
         z, operands, bounded = attention(
             self._compute(layer.attention_norm(x), attention.output), None if cache is None else cache.attention
@@ -268,14 +268,16 @@ class Transformer(nn.Module):
         if observed is not None:
             observed.see_attention(operands, bounded, z)
         middle = x + linear(attention, "output", z.flatten(-2)).float()
-        hidden, atoms, state = feed_forward(
+        hidden, atoms, state = feed_forward.parts(
             self._compute(layer.feed_forward_norm(middle), feed_forward.down),
             None if cache is None else cache.quantifiers,
         )
-        hidden = edit_hidden(hidden, index, edits, start)
+        if edits:
+            hidden = (edit_hidden(join(hidden), index, edits, start),)
         if observed is not None:
-            observed.see_feed_forward(atoms, hidden[..., : feed_forward.layout.n_bounded])
-        after = middle + linear(feed_forward, "down", hidden).float()
+            # Bounded units are the first ones, so they are in the first part.
+            observed.see_feed_forward(atoms, hidden[0][..., : feed_forward.layout.n_bounded])
+        after = middle + feed_forward.write(hidden).float()
         if cache is not None:
             cache.quantifiers = state
         if observed is not None:

@@ -13,9 +13,9 @@ from torch import Tensor
 from legible_core.config import FeedForward, ModelConfig
 from legible_core.model import Observed, Transformer
 from legible_core.model.attention import combine
-from legible_core.model.linear import joint_linears, linear, linears
+from legible_core.model.linear import joint_linears, linear, linears, sum_linear
 from legible_core.model.quantifiers import QuantifierState
-from legible_core.model.set_operators import Operands, boolean_values, hidden_units
+from legible_core.model.set_operators import Operands, boolean_values, named_units
 
 LAYOUTS = [
     FeedForward(24, 0.5, 0.5),
@@ -28,35 +28,33 @@ LAYOUTS = [
 
 @pytest.mark.parametrize("carried", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_hidden_units_have_the_gradient_of_finite_differences(layout: FeedForward, carried: bool) -> None:
-    """Of the hidden vector and of the memberships, which the pressures look at, alone and together."""
+def test_named_units_have_the_gradient_of_finite_differences(layout: FeedForward, carried: bool) -> None:
+    """Of the units and of the memberships, which the pressures look at, alone and together."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
 
-    named = draw(2, 3, 2 * layout.n_pairs + layout.n_quantifiers)
-    plain = draw(2, 3, layout.n_plain) if layout.n_plain else None
+    read = draw(2, 3, 2 * layout.n_pairs + layout.n_quantifiers)
     decay = torch.rand(layout.n_quantifiers, generator=generator, dtype=torch.float64).requires_grad_()
     state = None
     if carried and layout.n_quantifiers:
         half = torch.rand(2, layout.n_existential, dtype=torch.float64)
         state = QuantifierState(half, half + 1, half[:1].expand(2, -1) + 2)
 
-    def run(decay: Tensor, named: Tensor, plain: Tensor | None = None) -> tuple[Tensor, ...]:
+    def run(decay: Tensor, read: Tensor) -> tuple[Tensor, ...]:
         # What it is given is spent, so it is given a copy.
-        hidden, operands, after = hidden_units(layout, decay, state, named.clone(), plain)
+        named, operands, after = named_units(layout, decay, state, read.clone())
         widths = [layout.n_pairs] * 2 if layout.n_pairs else []
         widths += [layout.n_quantifiers] if layout.n_quantifiers else []
         assert [operand.shape[-1] for operand in operands] == widths
         assert (after is None) == (not layout.n_quantifiers)
-        return hidden, operands.joint
+        return named, operands.joint
 
-    inputs = (decay, named) if plain is None else (decay, named, plain)
-    assert torch.autograd.gradcheck(run, inputs)
-    assert torch.autograd.gradcheck(lambda *given: run(*given)[0], inputs)
-    # λ and the GELU rows have no part in the memberships.
-    assert torch.autograd.gradcheck(lambda named: run(decay, named, plain)[1], (named,))
+    assert torch.autograd.gradcheck(run, (decay, read))
+    assert torch.autograd.gradcheck(lambda *given: run(*given)[0], (decay, read))
+    # λ has no part in the memberships.
+    assert torch.autograd.gradcheck(lambda read: run(decay, read)[1], (read,))
 
 
 @pytest.mark.parametrize("pick", [slice(0, 2), slice(0, 1), slice(1, 2)])
@@ -144,6 +142,23 @@ def test_linears_are_linear_one_by_one(biased: bool) -> None:
             for mine in ours:
                 assert mine.dtype == theirs.dtype
                 assert torch.allclose(mine, theirs, rtol=0.05 if autocast else 1e-5, atol=0.05 if autocast else 1e-5)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_sum_of_linears_is_the_linear_of_the_whole(biased: bool, autocast: bool) -> None:
+    layer = tiny_model(tiny_config(biased=biased)).layers[0].feed_forward
+    x = torch.randn(2, 5, 48, requires_grad=True)
+    found = []
+    for whole in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            parts = x.split([20, 4, 24], -1)
+            out = linear(layer, "down", x) if whole else sum_linear(layer, "down", parts)
+        weights = [x, layer.down, *([layer.down_bias] if biased else [])]
+        found.append([out, *torch.autograd.grad(out.float().sin().sum(), weights)])
+    for theirs, mine in zip(*found, strict=True):
+        assert mine.dtype == theirs.dtype
+        assert torch.allclose(mine, theirs, rtol=0.05 if autocast else 1e-5, atol=0.1 if autocast else 1e-5)
 
 
 def test_autocast_trains_the_whole_model() -> None:
