@@ -22,6 +22,13 @@ def ask(page: Page, server: Server, path: str, **fields: str) -> str:
     return answer.url
 
 
+# What sticks out at the right, unless it lies in something that scrolls by itself.
+WIDE = """[...document.querySelectorAll('body *')]
+    .filter(e => e.getBoundingClientRect().right > 390.5)
+    .filter(e => { for (let p = e; (p = p.parentElement);) if (getComputedStyle(p).overflowX != 'visible') return false; return true })
+    .map(e => e.outerHTML.slice(0, 160))"""
+
+
 def pages_of(page: Page, server: Server) -> dict[str, str]:
     """The address of every page, once what it shows has been made: a scan, a reading, its panels, a text's values."""
     base = f"{server.address}/models/{SLUG}"
@@ -61,7 +68,7 @@ def test_every_page_in_both_themes_and_on_a_telephone(browser: Browser, data_dir
                 wrong += [f"{name}, {scheme}: {said}" for said in findings(page, only_colours=scheme == "dark")]
             page.set_viewport_size({"width": 390, "height": 844})
             width = settled_width(page)
-            wrong += [f"{name}: {width} pixels wide on a telephone"] if width > 390 else []
+            wrong += [f"{name}: {width} pixels wide on a telephone: {page.evaluate(WIDE)}"] if width > 390 else []
             page.set_viewport_size({"width": 1280, "height": 900})
         page.goto("about:blank")
     page.close()
