@@ -18,7 +18,7 @@ from legible_core.interventions import Edit
 from legible_core.model.attention import Attention, KeyValues
 from legible_core.model.editing import edit_heads, edit_hidden
 from legible_core.model.feed_forward import FeedForward
-from legible_core.model.linear import join, linear
+from legible_core.model.linear import fusing, join, linear
 from legible_core.model.norm import LayerNorm
 from legible_core.model.quantifiers import QuantifierState
 from legible_core.trace import LayerTrace, Trace
@@ -268,10 +268,15 @@ class Transformer(nn.Module):
         if observed is not None:
             observed.see_attention(operands, bounded, z)
         middle = x + linear(attention, "output", z.flatten(-2)).float()
-        hidden, atoms, state = feed_forward.parts(
-            self._compute(layer.feed_forward_norm(middle), feed_forward.down),
-            None if cache is None else cache.quantifiers,
-        )
+        y = self._compute(layer.feed_forward_norm(middle), feed_forward.down)
+        quantifiers = None if cache is None else cache.quantifiers
+        hidden: tuple[Tensor, ...]
+        if fusing(y):
+            hidden, atoms, state = feed_forward.parts(y, quantifiers)
+        else:
+            # Through the module's own call, so that a hook on it sees the whole hidden vector.
+            whole, atoms, state = feed_forward(y, quantifiers)
+            hidden = (whole,)
         if edits:
             hidden = (edit_hidden(join(hidden), index, edits, start),)
         if observed is not None:
