@@ -10,11 +10,11 @@ import typer
 
 from app.options import settings_flags
 from app.settings import Settings
+from legible_core.figures import perplexity_text
+from legible_core.registry import Checkpoint, Entry
 
 if TYPE_CHECKING:
     from app.services import Services
-    from legible_core.figures import perplexity_text
-from legible_core.registry import Checkpoint, Entry
 
 _DATABASE = ("data_dir", "database_url")
 

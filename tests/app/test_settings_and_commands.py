@@ -142,8 +142,8 @@ def test_with_json_it_is_the_shared_body(
     ("arguments", "message"),
     [
         (("read", "m", "hi", "--json", "--position", "1.5"), "Invalid value for '--position'"),
-        (("read", "m", "--json"), "Missing argument 'prompt'."),
-        (("read", "m", "hi", "--json", "--bogus"), "No such option: --bogus."),
+        (("read", "m", "--json"), "Give a prompt, or a file of them with --prompts."),
+        (("read", "m", "hi", "--json", "--bogus"), "No such option: --bogus"),
         (("nonsense", "--json"), "No such command 'nonsense'."),
     ],
 )

@@ -25,7 +25,10 @@ def ask(page: Page, server: Server, path: str, **fields: str) -> str:
 # What sticks out at the right, unless it lies in something that scrolls by itself.
 WIDE = """[...document.querySelectorAll('body *')]
     .filter(e => e.getBoundingClientRect().right > 390.5)
-    .filter(e => { for (let p = e; (p = p.parentElement);) if (getComputedStyle(p).overflowX != 'visible') return false; return true })
+    .filter(e => {
+        for (let p = e; (p = p.parentElement);) if (getComputedStyle(p).overflowX != 'visible') return false;
+        return true;
+    })
     .map(e => e.outerHTML.slice(0, 160))"""
 
 

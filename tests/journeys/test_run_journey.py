@@ -116,7 +116,7 @@ def finish(page: Page, recipe: Path, process: subprocess.Popen[bytes]) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     page.emulate_media(color_scheme="dark")
     # The figures follow the window a moment later.
-    page.wait_for_function("document.documentElement.scrollWidth <= 390", timeout=TIMEOUT)
+    page.wait_for_function("() => document.documentElement.scrollWidth <= 390", timeout=TIMEOUT)
     picture = page.screenshot(path=recipe.parent / "run.png", full_page=True)
     assert len(picture) > 10_000
     page.goto("about:blank")  # it would ask on while the server stops

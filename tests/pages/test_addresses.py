@@ -97,8 +97,8 @@ LAYER_STATES = st.builds(
 def test_layer(urls: Urls, slug: str, layer: int, asked: layers.Asked) -> None:
     address = urls.layer(slug, layer, **asked.query(page=asked.page))
     again = state(layers.Asked, address)
-    assert (again.filters(), again.sort, again.down, again.page) == (
-        asked.filters(), asked.sort, asked.down, asked.page,
+    assert (again.filters(frozenset()), again.sort, again.down, again.page) == (
+        asked.filters(frozenset()), asked.sort, asked.down, asked.page,
     )  # fmt: skip
     assert urls.layer(slug, layer, **again.query(page=again.page)) == address
 
