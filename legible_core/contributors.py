@@ -325,7 +325,7 @@ def is_operand(config: ModelConfig, id: Component) -> bool:
     return isinstance(id, Operand | HeadOperand | QuantifierOperand)
 
 
-def memberships(part: Any, name: str, rows: list[int], x: Float[Tensor, "*t d"]) -> Float[Tensor, n * t]:
+def memberships(part: Any, name: str, rows: list[int], x: Float[Tensor, "*t d"]) -> Float[Tensor, " n *t"]:
     """σ of some rows of a read matrix (with its bias), float32; x is the normalised input in the compute dtype."""
     bias = optional(part, f"{name}_bias")
     scores = F.linear(x, getattr(part, name)[rows], None if bias is None else bias[rows])

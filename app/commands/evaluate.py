@@ -5,17 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from app.commands.interrupt import interruptible
 from legible_core.errors import LegibleError, Unavailable
 
 if TYPE_CHECKING:
@@ -80,7 +78,7 @@ def evaluate(
     if target is not None:
         _check_writable(target)
     plan = Plan(names, suites, limit, device, batch_tokens, Settings.load().data_dir / FOLDER, restart)
-    with _interruptible() as interrupted:
+    with interruptible() as interrupted:
         results = _measure(checkpoint, plan, target, interrupted)
         theirs = {} if results is None or other is None else _twins(other, plan, results, interrupted)
     if results is None or theirs is None:
@@ -272,20 +270,3 @@ def _check_writable(target: Path) -> None:
             f"The results cannot be written to {target}: {error.strerror or error}; name a file with --out FILE.",
             code="cannot_write",
         ) from None
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """A first Ctrl-C only sets a flag, so that no batch is cut in half; a second one ends the program at once."""
-    pressed: list[bool] = []
-
-    def handler(number: int, frame: FrameType | None) -> Any:
-        if pressed:
-            raise KeyboardInterrupt
-        pressed.append(True)
-
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from app.commands.interrupt import interruptible
 from app.scanning import Job, Text, check_writable, finish, load_on, merged, prepare_scan, report, sampled_contexts
 from legible_core.errors import LegibleError, NotFound
 
@@ -103,7 +101,7 @@ def scan(
         sampled_too,
         contexts_only,
     )
-    with _interruptible() as interrupted:
+    with interruptible() as interrupted:
         names, contexts, done = _with_progress(plan, interrupted)
     if not done:
         typer.echo("Interrupted; the state is saved. Run the same command to go on from there.", err=True)
@@ -212,20 +210,3 @@ def _contexts(plan: Plan, model: Any, bar: Any, task: Any, between: Callable[[in
 
 def _note(progress: Progress) -> str:
     return f"loss {progress.loss:.3f}"
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """A first Ctrl-C only sets a flag, so that no batch is cut in half; a second one ends the program at once."""
-    pressed: list[bool] = []
-
-    def handler(number: int, frame: FrameType | None) -> Any:
-        if pressed:
-            raise KeyboardInterrupt
-        pressed.append(True)
-
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, before)
