@@ -42,17 +42,25 @@ class PromptForm:
 
 async def prompt_form(request: Request) -> PromptForm:
     """The form's fields. A text over the tokenizer's limit must reach its error, which says the limit and the size."""
+    fields = await form_fields(request, "A prompt", "the field prompt")
+    return PromptForm(fields.get("prompt", ""), fields.get("model") or None, fields.get("example"))
+
+
+async def form_fields(request: Request, what: str, asked: str | None = None) -> dict[str, str]:
+    """The text fields of a posted form, files left out; at most 20, each up to the limit on a body.
+
+    what, asked: what is sent, and which fields the hint asks for, as the error says them. Raises `LegibleError` (415).
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in FORM_TYPES:
         raise LegibleError(
-            f"A prompt is sent as a form, not as {kind[:60] or 'a body without a type'}.",
+            f"{what} is sent as a form, not as {kind[:60] or 'a body without a type'}.",
             code="bad_content_type",
-            hint=f"Send the field prompt with the content type {FORM_TYPES[0]}.",
+            hint=None if asked is None else f"Send {asked} with the content type {FORM_TYPES[0]}.",
             status=415,
         )
     async with request.form(max_files=0, max_fields=20, max_part_size=MAX_BODY) as form:
-        fields = {name: value for name, value in form.items() if isinstance(value, str)}
-    return PromptForm(fields.get("prompt", ""), fields.get("model") or None, fields.get("example"))
+        return {name: value for name, value in form.items() if isinstance(value, str)}
 
 
 def start_reading(

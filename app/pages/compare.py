@@ -15,13 +15,12 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from app.pages.asking import FORM_TYPES, one_token, read_key, submit_reading
+from app.pages.asking import form_fields, one_token, read_key, submit_reading
 from app.pages.compare_form import compare_form, recent, slugs
 from app.pages.compare_sides import MAX_ADDRESS, Side, look, permalink
 from app.pages.compare_view import ChoosePage, WaitingSide, WaitPage, comparison_page, csv_text, json_document
 from app.pages.view import html, page, twin
 from app.pages.waiting import said, steps, waiting_json
-from app.security import MAX_BODY
 from app.services import Services, services
 from app.urls import Urls, urls_for
 from legible_core.compare import Comparison, compare
@@ -36,15 +35,7 @@ Address = Annotated[str, Query(max_length=MAX_ADDRESS)]
 
 async def compare_fields(request: Request) -> dict[str, str]:
     """The form's fields. A prompt over the limit must reach its error, which says the limit and the size."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind not in FORM_TYPES:
-        raise LegibleError(
-            f"What to compare with is sent as a form, not as {kind[:60] or 'a body without a type'}.",
-            code="bad_content_type",
-            status=415,
-        )
-    async with request.form(max_files=0, max_fields=20, max_part_size=MAX_BODY) as form:
-        return {name: value for name, value in form.items() if isinstance(value, str)}
+    return await form_fields(request, "What to compare with")
 
 
 @router.get("")

@@ -19,12 +19,11 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.jobs import Job
-from app.pages.asking import FORM_TYPES, Prompt, find_prompt
+from app.pages.asking import Prompt, find_prompt, form_fields
 from app.pages.formula import Piece
 from app.pages.named import component_of, names_of, pieces_of
 from app.pages.view import chance, clipped, page, twin
 from app.pages.waiting import waiting_json
-from app.security import MAX_BODY
 from app.services import Services, services
 from app.texts import put_text
 from app.urls import Urls, urls_for
@@ -99,15 +98,7 @@ class _Asked:
 
 async def generate_form(request: Request) -> dict[str, str]:
     """The form's fields. A text over the limit must reach its error, which says the limit and the size."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind not in FORM_TYPES:
-        raise LegibleError(
-            f"A text is sent as a form, not as {kind[:60] or 'a body without a type'}.",
-            code="bad_content_type",
-            status=415,
-        )
-    async with request.form(max_files=0, max_fields=20, max_part_size=MAX_BODY) as form:
-        return {name: value for name, value in form.items() if isinstance(value, str)}
+    return await form_fields(request, "A text")
 
 
 @router.get("")

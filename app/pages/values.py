@@ -18,7 +18,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.jobs import Job
-from app.pages.asking import FORM_TYPES, find_prompt
+from app.pages.asking import find_prompt, form_fields
 from app.pages.values_view import (
     MAX_COMPONENTS,
     MAX_TEXT_BYTES,
@@ -30,7 +30,6 @@ from app.pages.values_view import (
     windowed,
 )
 from app.pages.view import page, twin
-from app.security import MAX_BODY
 from app.services import Services, services
 from app.texts import newest_jobs, put_text
 from app.urls import urls_for
@@ -48,16 +47,7 @@ PRIORITY = 50
 
 async def values_form(request: Request) -> dict[str, str]:
     """The form's fields. A text over the limit must reach its error, which says the limit and the size."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind not in FORM_TYPES:
-        raise LegibleError(
-            f"A text is sent as a form, not as {kind[:60] or 'a body without a type'}.",
-            code="bad_content_type",
-            hint=f"Send the fields components and text with the content type {FORM_TYPES[0]}.",
-            status=415,
-        )
-    async with request.form(max_files=0, max_fields=20, max_part_size=MAX_BODY) as form:
-        return {name: value for name, value in form.items() if isinstance(value, str)}
+    return await form_fields(request, "A text", "the fields components and text")
 
 
 @router.get("")
