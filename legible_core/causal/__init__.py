@@ -1,0 +1,9 @@
+"""Causal checks: whether what a reading credits also mattered.
+
+rerun      many edited re-runs of one prediction in one batch of single tokens
+checks     the leading contributions of a reading: removed, replaced by their mean, operands flipped
+records    checks.json, the bands measured for a checkpoint, beside its weights           imports no torch
+bands      the measurement of those bands on held-out predictions
+sets       necessity and sufficiency of sets of components
+paths      how much of one component's effect goes through another, and what feeds an operand
+"""
