@@ -22,11 +22,17 @@ from legible_core.errors import LegibleError
 # A plain unit is one activation of one read row, and its kind is the activation's name.
 Activation: TypeAlias = Literal["gelu", "sigmoid", "softplus", "relu"]
 ACTIVATIONS: tuple[Activation, ...] = ("gelu", "sigmoid", "softplus", "relu")
-Kind: TypeAlias = Literal["intersection", "difference", "existential", "proportion"] | Activation
-KINDS: tuple[Kind, ...] = ("intersection", "difference", "existential", "proportion", *ACTIVATIONS)
-PLAIN_NAMES: dict[str, str] = {"gelu": "GELU", "sigmoid": "sigmoid", "softplus": "softplus", "relu": "ReLU"}
+# What only ordinary models have; a gated unit is act(gate)·up, one number with one write column like any other.
+Ordinary: TypeAlias = Literal["silu", "swiglu", "geglu"]
+ORDINARY: tuple[Ordinary, ...] = ("silu", "swiglu", "geglu")
+Kind: TypeAlias = Literal["intersection", "difference", "existential", "proportion"] | Activation | Ordinary
+KINDS: tuple[Kind, ...] = ("intersection", "difference", "existential", "proportion", *ACTIVATIONS, *ORDINARY)
+PLAIN_NAMES: dict[str, str] = {
+    "gelu": "GELU", "sigmoid": "sigmoid", "softplus": "softplus", "relu": "ReLU", "silu": "SiLU", "swiglu": "SwiGLU",
+    "geglu": "GeGLU",
+}  # fmt: skip
 # Kinds whose value has rails, so that it can be ON, crisp, SELECTIVE; of the others all that is undefined.
-BOUNDED: frozenset[str] = frozenset(KINDS) - {"gelu", "softplus", "relu"}
+BOUNDED: frozenset[str] = frozenset(KINDS) - {"gelu", "softplus", "relu", *ORDINARY}
 GLYPHS: dict[str, str] = {
     "intersection": "∩",
     "difference": "∖",
@@ -36,6 +42,9 @@ GLYPHS: dict[str, str] = {
     "sigmoid": "σ",
     "softplus": "s",
     "relu": "r",
+    "silu": "i",
+    "swiglu": "w",
+    "geglu": "e",
     "head": "h",
 }
 Side: TypeAlias = Literal["A", "B"]
@@ -121,6 +130,29 @@ class Floor:
         return self.name
 
 
+@dataclass(frozen=True)
+class Residual:
+    """The residual stream entering a layer, `L<layer>.residual`; the last number is the stream before the final norm.
+
+    Nothing with a term of its own, so no `Component`: a place where an edit adds a direction.
+    """
+
+    layer: int
+
+    def __str__(self) -> str:
+        return f"L{self.layer}.residual"
+
+
+@dataclass(frozen=True)
+class Down:
+    """A layer's down-projection as a whole, `L<layer>.down`: where an edit adds a matrix of rank one."""
+
+    layer: int
+
+    def __str__(self) -> str:
+        return f"L{self.layer}.down"
+
+
 Component: TypeAlias = Head | Channel | Unit | Operand | HeadOperand | QuantifierOperand | Floor
 
 # No leading zeros: an id has one spelling, because it is part of addresses and digests.
@@ -158,6 +190,21 @@ def parse(text: str) -> Component:
         "L11.p39.A (operand), L6.h4.p3.B (operand of a head), L3.u900.m (operand of a quantifier).",
         code="bad_component",
     )
+
+
+_PLACES: tuple[tuple[re.Pattern[str], type[Residual] | type[Down]], ...] = (
+    (re.compile(rf"L{_N}\.residual"), Residual),
+    (re.compile(rf"L{_N}\.down"), Down),
+)
+
+
+def parse_place(text: str) -> Component | Residual | Down:
+    """As `parse`, and also `L5.residual` and `L5.down`, which only edits name."""
+    for pattern, make in _PLACES:
+        match = pattern.fullmatch(text)
+        if match:
+            return make(int(match[1]))
+    return parse(text)
 
 
 def sort_key(component: Component) -> tuple[int, int, tuple[int, ...], str]:

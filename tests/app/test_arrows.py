@@ -19,6 +19,7 @@ CORE = """
     tokens token_service
     config
     interventions
+    interventions_text
     notebook
     reading
     compare sampling
@@ -27,10 +28,10 @@ CORE = """
     model
     adapters
     attribution legibility
-    reads
+    reads intervals
     naming
-    contributors details causal editing
-    upstream values
+    contributors details causal editing structure
+    upstream values bounds
     checkpoint
     training
     evaluation
@@ -63,8 +64,8 @@ APP = """
 """
 TORCH_FREE = """
     notebook
-    errors display folder memory units tokens token_service config interventions reading registry naming.names reads
-    compare sampling
+    errors display folder memory units tokens token_service config interventions interventions_text reading registry naming.names reads
+    compare sampling intervals
     naming.lexicon naming.columns naming.contexts naming.places figures legibility training.history
     evaluation.records evaluation.data evaluation.encode evaluation.journal
 """

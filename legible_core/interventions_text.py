@@ -1,0 +1,90 @@
+"""Edits as short text, for the command line and for addresses; imports no torch.
+
+    L5.u263:scale=0.5        L5.u263:zero            L5.p3.A:flip          L5.u3:clamp=0,0.2@3,5
+    L5.residual:add=2~AACAPw==@3      (after ~ a vector: base64 of little-endian float32)
+    L2.h1:mean~AACAPw==
+
+`component:operation=value,upper~vector@positions`; what an operation does not have is left out. `edit_text` and
+`parse_edit` are inverse to each other, to the last bit of every number.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from legible_core.errors import LegibleError
+from legible_core.interventions import Edit, Vector
+from legible_core.units import parse_place
+
+_FORM = re.compile(
+    r"(?P<component>[^:=~@]+):(?P<operation>[a-z_]+)(?:=(?P<numbers>[^~@]*))?(?:~(?P<vector>[^@]*))?(?:@(?P<at>.*))?"
+)
+
+
+def edit_text(edit: Edit) -> str:
+    """The edit in the short form that `parse_edit` reads."""
+    numbers = [number for number in (edit.value, edit.upper) if number is not None]
+    text = f"{edit.component}:{edit.operation}"
+    if numbers:
+        text += "=" + ",".join(_number(number) for number in numbers)
+    if edit.vector is not None:
+        text += "~" + edit.vector.base64()
+    if edit.positions is not None:
+        text += "@" + ",".join(str(position) for position in sorted(set(edit.positions)))
+    return text
+
+
+def parse_edit(text: str) -> Edit:
+    """Read the short form; raises `LegibleError` in one sentence, with examples, for what is none."""
+    match = _FORM.fullmatch(text.strip())
+    try:
+        if match is None:
+            raise ValueError
+        numbers = [] if match["numbers"] is None else [float(part) for part in match["numbers"].split(",")]
+        at = None if match["at"] is None else tuple(_position(part) for part in match["at"].split(","))
+        if len(numbers) > 2:
+            raise ValueError
+    except ValueError:
+        raise LegibleError(
+            f"{text[:80]!r} is no edit; write it as L5.u263:scale=0.5, L5.u263:zero, L5.p3.A:flip or "
+            "L5.u3:clamp=0,0.2@3,5 (after @ the positions).",
+            code="bad_edit",
+        ) from None
+    value, upper = [*numbers, None, None][:2]
+    vector = None if match["vector"] is None else Vector.from_base64(match["vector"])
+    component: Any = parse_place(match["component"])
+    operation: Any = match["operation"]
+    return Edit(component, operation, value, at, upper=upper, vector=vector)
+
+
+def parse_edits(texts: Iterable[str]) -> tuple[Edit, ...]:
+    return tuple(parse_edit(text) for text in texts)
+
+
+def edits_from_json(text: str) -> tuple[Edit, ...]:
+    """Edits of a JSON file: a list whose items are objects (see `Edit.from_json`) or short texts."""
+    try:
+        data = json.loads(text)
+    except (json.JSONDecodeError, RecursionError, UnicodeDecodeError):
+        data = None
+    if not isinstance(data, list):
+        raise LegibleError('Edits in JSON are a list of edits, such as ["L5.u263:zero"].', code="bad_edit")
+    return tuple(parse_edit(item) if isinstance(item, str) else Edit.from_json(item) for item in data)
+
+
+def edits_text(edits: Sequence[Edit]) -> list[str]:
+    return [edit_text(edit) for edit in edits]
+
+
+def _number(number: float) -> str:
+    text = repr(float(number))
+    return text.removesuffix(".0")
+
+
+def _position(text: str) -> int:
+    if not re.fullmatch(r"\s*[0-9]{1,7}\s*", text):
+        raise ValueError("no position")
+    return int(text)
