@@ -87,7 +87,7 @@ def observe(
     device = model.token_embedding.device
     ids = torch.from_numpy(np.ascontiguousarray(batch.ids)).to(device)
     seen = Observed()
-    with _hidden_values(model) if hidden else contextlib.nullcontext([None] * len(model.layers)) as found:
+    with hidden_values(model) if hidden else contextlib.nullcontext([None] * len(model.layers)) as found:
         residual = model.residual(ids, observed=seen)
     count = ids.numel()
     layers = [
@@ -110,7 +110,7 @@ def observe(
 
 
 @contextlib.contextmanager
-def _hidden_values(model: Transformer) -> Iterator[list[Tensor | None]]:
+def hidden_values(model: Transformer) -> Iterator[list[Tensor | None]]:
     """Each layer's hidden vector of the pass made inside, GELU units too, which a pass does not report by itself."""
     found: list[Tensor | None] = []
     modules: list[Any] = [layer.feed_forward for layer in model.layers]
