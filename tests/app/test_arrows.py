@@ -29,6 +29,7 @@ CORE = """
     adapters
     attribution legibility
     reads intervals
+    text_stream monitor
     naming
     contributors details causal editing structure
     upstream values bounds
@@ -36,7 +37,8 @@ CORE = """
     training
     evaluation
     pipeline
-    generate minimal_pair
+    generate minimal_pair accounting
+    watching
     api
 """
 APP = """
@@ -66,8 +68,10 @@ TORCH_FREE = """
     notebook
     errors display folder memory units tokens token_service config interventions interventions_text reading registry naming.names reads
     compare sampling intervals
+    text_stream monitor
     naming.lexicon naming.columns naming.contexts naming.places figures legibility training.history
     evaluation.records evaluation.data evaluation.encode evaluation.journal
+    accounting.counts accounting.records accounting.written
 """
 
 

@@ -1,0 +1,364 @@
+"""Monitors over a text as it is read or generated: the components watched, read off the cached forward itself.
+
+    watch = Watch(model, monitors)
+    for seen in watch.read(ids): ...                                    # more and more of one text, of any length
+    for step in watched(model, ids, Sampling(64), watch): ...           # tokens as they are written
+
+A pass with a `Probe` computes nothing but the forward, and keeps only the watched columns of what the forward made. A
+text longer than the context is read in windows: a new one begins with the last half context, read again but not flagged
+again, as `values.part_values` reads. There attention forgets what lies before the window, and a quantifier starts from
+nothing, as in training; of what it would have carried, at most λ^k could still reach a token k after the window's start
+(`lost`). How long a condition has held goes on across windows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from legible_core.errors import NotExact
+from legible_core.generate import Written, choose
+from legible_core.interventions import Edit
+from legible_core.model.transformer import Cache, LayerCache, Observed, Transformer
+from legible_core.monitor import Monitor
+from legible_core.reads import read_of
+from legible_core.sampling import Sampling
+from legible_core.units import Channel, Component, Head, HeadOperand, Operand, QuantifierOperand, Unit
+
+# Tokens of a long text in one pass: long enough to fill the machine, short enough that hits are told soon.
+CHUNK = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """Tokens `start` to `start + n` of a text: their ids, the watched values, and which monitors each is a hit of.
+
+    values: (n, components) float32, in the order of `Watch.components`. hits: (n, monitors).
+    """
+
+    start: int
+    ids: tuple[int, ...]
+    values: NDArray[np.float32]
+    hits: NDArray[np.bool_]
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A token of a text that goes on: what was read of it, and what was written after it, None at the end.
+
+    edited: the monitors whose gates edited the pass at this token. stopped: the monitor whose gate stopped here.
+    """
+
+    seen: Seen
+    written: Written | None
+    edited: tuple[int, ...] = ()
+    stopped: int | None = None
+
+
+class Watch:
+    """The state of one text under monitors: the window's cache, and for how long each condition has held.
+
+    Raises what `Monitor.check` raises. `read` may be called any number of times; `state` and `restore` carry a text
+    over to another process, which reads the window again.
+    """
+
+    def __init__(self, model: Transformer, monitors: Sequence[Monitor]) -> None:
+        for monitor in monitors:
+            monitor.check(model.config)
+        self.model = model
+        self.monitors = tuple(monitors)
+        self.components = tuple(dict.fromkeys(c for monitor in monitors for c in monitor.components))
+        self.probe = Probe(model, self.components)
+        place = {component: index for index, component in enumerate(self.components)}
+        rows = [(index, c) for index, monitor in enumerate(monitors) for c in monitor.required]
+        self._owner = np.array([index for index, _ in rows])
+        self._column = np.array([place[c.component] for _, c in rows])
+        self._above = np.array([-np.inf if c.above is None else c.above for _, c in rows])
+        self._below = np.array([np.inf if c.below is None else c.below for _, c in rows])
+        self._run = np.array([c.run for _, c in rows])
+        self._held = np.zeros(len(rows), np.int64)
+        self._ids: list[int] = []  # of the window
+        self._cache = model.new_cache()
+        self._edits: tuple[Edit, ...] = ()
+        self.count = 0
+
+    @torch.no_grad()
+    def read(self, ids: Sequence[int]) -> Iterator[Seen]:
+        """The next tokens of the text, at most `CHUNK` at a time.
+
+        Raises `NotExact` where a watched value is no finite number, naming the component and the token.
+        """
+        context = self.model.config.context
+        start = 0
+        while start < len(ids):
+            if len(self._ids) == context:  # the window after it begins half a context later
+                self._open(self._ids[max(1, context // 2) :])
+            part = list(ids[start : start + min(CHUNK, context - len(self._ids))])
+            self._pass(part)
+            yield self._see(part)
+            start += len(part)
+
+    def lost(self) -> dict[str, float]:
+        """For each watched quantifier, λ^k: the most that its memory from before a window can change its value there.
+
+        k - 1 = half a context, rounded up, are the tokens that a later window reads before the first that it flags; the
+        bound holds for an existential as for a proportion, given the same memberships (docs/monitors.md).
+        """
+        context, layout = self.model.config.context, self.model.config.feed_forward
+        found = {}
+        for component in self.components:
+            where = layout.quantifiers
+            if isinstance(component, Unit) and where.start <= component.unit < where.stop:
+                decay = float(self.model.decay(component.layer)[component.unit - where.start])
+                found[str(component)] = decay ** (context - max(1, context // 2) + 1)
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """All that `restore` needs, as JSON."""
+        return {"ids": list(self._ids), "held": self._held.tolist(), "count": self.count}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where another watch of the same monitors left off."""
+        self._held, self.count = np.array(state["held"], np.int64), int(state["count"])
+        self._open([int(index) for index in state["ids"]])
+
+    # ---- one pass --------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _open(self, ids: list[int], edits: Sequence[Edit] = ()) -> None:
+        """A window that begins with these tokens, which have been flagged before."""
+        self._cache, self._ids = self.model.new_cache(), ids
+        if ids:
+            self.model.residual(self._tensor(ids), edits, cache=self._cache)
+
+    def _pass(self, ids: list[int], edits: Sequence[Edit] = ()) -> Float[Tensor, "t d"]:
+        """One forward over the next tokens; the probe holds what it saw."""
+        with self.probe.attached():
+            residual = self.model.residual(self._tensor(ids), edits, cache=self._cache, observed=self.probe)[0]
+        self._ids += ids
+        return residual
+
+    def _see(self, ids: list[int]) -> Seen:
+        values = self.probe.values(self._cache)
+        if not np.isfinite(values).all():
+            row, column = np.argwhere(~np.isfinite(values))[0]
+            raise NotExact(
+                f"{self.components[column]} is no finite number at token {self.count + int(row):,}, so it cannot be "
+                "watched.",
+                code="not_finite",
+            )
+        seen = Seen(self.count, tuple(ids), values, self._flag(values))
+        self.count += len(ids)
+        return seen
+
+    def _flag(self, values: NDArray[np.float32]) -> Bool[np.ndarray, "n m"]:
+        """Which tokens are hits of which monitors; remembers for how long each condition has held."""
+        chosen = values[:, self._column]
+        true = (chosen > self._above) & (chosen < self._below)
+        place = np.arange(1, len(values) + 1)[:, None]
+        # The last place, from 1, where a condition did not hold; before the first token it had held for _held tokens.
+        broken = np.maximum.accumulate(np.where(true, -self._held, place), axis=0)
+        lasted = place - broken
+        self._held = np.minimum(lasted[-1], 1 << 40)
+        enough = lasted >= self._run
+        return np.stack([enough[:, self._owner == index].all(axis=1) for index in range(len(self.monitors))], axis=1)
+
+    def _tensor(self, ids: Sequence[int]) -> Tensor:
+        return torch.tensor([ids], device=self.model.token_embedding.device)
+
+
+@torch.no_grad()
+def watched(
+    watch: Watch, ids: Sequence[int], sampling: Sampling, *, done: Sequence[int] = (),
+    edited: Sequence[Sequence[int]] = (), stop: Container[int] = (),
+) -> Iterator[Step]:  # fmt: skip
+    """`generate.continuation` under monitors: the prompt's tokens first (`written` on the last), then token by token.
+
+    Without gates the tokens are those of `continuation`. Gates act from the prompt's last token on: one that stops ends
+    the text there; one that edits has the token read again with its edits at that position. The last token written is
+    read too, so that every token is flagged once.
+
+    done, edited: what an earlier call wrote and, for each monitor, at which positions its gate edited; the watch is
+    then one that was restored (without its window), and flagging goes on after what it has seen.
+    """
+    model, given = watch.model, [*ids, *done]
+    gates = [monitor.gate for monitor in watch.monitors]
+    changed = [set(places) for places in edited] or [set() for _ in gates]
+    stops = [index for index, gate in enumerate(gates) if gate is not None and gate.stop]
+    if watch.count < len(given):
+        begun = watch.count
+        watch._open(given[:begun], _placed(watch, changed, begun))
+        # With a gate the last token goes alone, because it may be read twice.
+        tail = [given[begun:-1], given[-1:]] if any(gates) and len(given) - begun > 1 else [given[begun:]]
+    else:
+        return
+    place = len(done)
+    for part in tail[:-1]:
+        watch._pass(list(part))
+        yield Step(watch._see(list(part)), None)
+    part = list(tail[-1])
+    while True:
+        before = _copy(watch._cache) if any(gates) else None
+        residual = watch._pass(part)
+        seen = watch._see(part)
+        hit = np.flatnonzero(seen.hits[-1]).tolist()
+        over = place == sampling.tokens or (place > 0 and part[-1] in stop)
+        stopped = next((index for index in hit if index in stops), None)
+        if over or stopped is not None:
+            yield Step(seen, None, (), stopped)
+            return
+        acting = tuple(index for index in hit if (gate := gates[index]) is not None and gate.edits)
+        if acting and before is not None:
+            at = watch.count - 1
+            for index in acting:
+                changed[index].add(at)
+            watch._cache = before
+            del watch._ids[-len(part) :]
+            residual = model.residual(watch._tensor(part), _placed(watch, changed, at + 1, at), cache=watch._cache)[0]
+            watch._ids += part
+        written = choose(model.logits(residual[-1]), sampling, place)
+        yield Step(seen, written, acting)
+        place += 1
+        part = [written.id]
+
+
+def _placed(watch: Watch, changed: Sequence[set[int]], stop: int, start: int = 0) -> tuple[Edit, ...]:
+    """The gates' edits at the positions of their hits from `start` up to `stop`."""
+    found = []
+    for monitor, places in zip(watch.monitors, changed, strict=True):
+        here = tuple(sorted(place for place in places if start <= place < stop))
+        if here and monitor.gate is not None:
+            found += [dataclasses.replace(edit, positions=here) for edit in monitor.gate.edits]
+    return tuple(found)
+
+
+def _copy(cache: Cache) -> Cache:
+    """A cache that stays as it is when the other goes on: a pass replaces tensors, it never changes them."""
+    layers = [LayerCache(dataclasses.replace(layer.attention), layer.quantifiers) for layer in cache.layers]
+    return Cache(layers, cache.length)
+
+
+# ---- what a pass leaves behind ---------------------------------------------------------------------------------------
+
+
+class Probe(Observed):
+    """Takes the watched columns out of a pass, layer by layer; everything else of it is let go.
+
+    Given to `Transformer.residual` as `observed`, inside `attached()`, which hears the hidden vectors of layers with
+    watched units that have no rails: a pass does not report those by itself.
+    """
+
+    def __init__(self, model: Transformer, components: Sequence[Component]) -> None:
+        super().__init__()
+        self.model = model
+        columns: dict[tuple[int, str], list[tuple[int, int]]] = {}
+        for place, component in enumerate(components):
+            layer, source, column = _source(model, component)
+            columns.setdefault((layer, source), []).append((place, column))
+        device = model.token_embedding.device
+        self._plan = {
+            key: torch.tensor([column for _, column in places], device=device) for key, places in columns.items()
+        }
+        order = [place for places in columns.values() for place, _ in places]
+        self._back = np.argsort(np.array(order, np.int64))
+        self._found: dict[tuple[int, str], Tensor] = {}
+        self._attention = self._feed_forward = -1
+        self._plain = [layer for layer, source in columns if source == "plain"]
+        layout = model.config.feed_forward
+        self._names = (["A", "B"] if layout.n_pairs else []) + (["m"] if layout.n_quantifiers else [])
+        self._names += ["sigmoid"] if layout.n_bounded > layout.n_named else []
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """For the length of one pass."""
+        self._attention = self._feed_forward = -1
+        self._found.clear()
+        handles = []
+        for layer in self._plain:
+            module: Any = self.model.layers[layer].feed_forward
+            handles.append(module.register_forward_hook(self._hear(layer)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def see_attention(self, operands: tuple[Tensor, ...], outputs: Tensor | None, heads: Tensor) -> None:
+        self._attention += 1
+        layer = self._attention
+        names = ["membership"] if len(operands) == 1 else ["head_a", "head_b"]
+        for name, values in zip(names, operands, strict=False):
+            self._take(layer, name, values)
+        if outputs is not None:
+            self._take(layer, "channel", outputs)
+        if (layer, "head") in self._plan:
+            part = self.model.layers[layer].attention
+            width = self.model.config.d_head
+            norms = []
+            for head in self._plan[layer, "head"].tolist():
+                columns = part.output[:, head * width : (head + 1) * width]
+                norms.append((heads[0, :, head].float() @ columns.float().T).norm(dim=-1))
+            self._found[layer, "head"] = torch.stack(norms, dim=-1)
+
+    def see_feed_forward(self, operands: tuple[Tensor, ...], outputs: Tensor) -> None:
+        self._feed_forward += 1
+        for name, values in zip(self._names, operands, strict=False):
+            self._take(self._feed_forward, name, values)
+        self._take(self._feed_forward, "unit", outputs)
+
+    def values(self, cache: Cache) -> NDArray[np.float32]:
+        """(t, components) of the pass just made; linear channels are read off the values that it put into the cache."""
+        for layer, source in self._plan:
+            if source == "linear":
+                values = cache.layers[layer].attention.values
+                assert values is not None
+                self._take(layer, source, values[:, :, -self._length() :].transpose(1, 2))
+        parts = [self._found[key].float() for key in self._plan]
+        joined: NDArray[np.float32] = torch.cat(parts, dim=-1).cpu().numpy()
+        self.residuals.clear()
+        return joined[:, self._back]
+
+    def _length(self) -> int:
+        return self.residuals[-1].shape[1]
+
+    def _take(self, layer: int, source: str, values: Tensor) -> None:
+        columns = self._plan.get((layer, source))
+        if columns is not None:
+            self._found[layer, source] = values[0].flatten(1).index_select(1, columns)
+
+    def _hear(self, layer: int) -> Any:
+        def hook(_module: Any, _given: Any, out: Any) -> None:
+            self._take(layer, "plain", cast(Tensor, out[0]))
+
+        return hook
+
+
+def _source(model: Transformer, component: Component) -> tuple[int, str, int]:
+    """Where in a pass a component's value is: the layer, which tensor, and the column of it with heads flattened."""
+    config = model.config
+    width, layout = config.d_head, config.feed_forward
+    match component:
+        case Head(layer, head):
+            return layer, "head", head
+        case Unit(layer, unit):
+            return layer, "unit" if unit < layout.n_bounded else "plain", unit
+        case Operand(layer, pair, side):
+            return layer, side, pair
+        case QuantifierOperand(layer, unit):
+            return layer, "m", unit - layout.quantifiers.start
+        case HeadOperand(layer, head, pair, side):
+            return layer, "head_a" if side == "A" else "head_b", head * (width // 2) + pair
+        case Channel(layer, head, channel) if config.is_bounded(layer, head):
+            return layer, "channel", head * width + channel
+        case Channel(layer, head, channel):
+            return layer, "linear", head * width + channel
+    read_of(config, component)
+    raise AssertionError("unreachable")
