@@ -23,6 +23,7 @@ from typing import Any
 from legible_core.config import ModelConfig
 from legible_core.errors import LegibleError
 from legible_core.interventions import Edit
+from legible_core.interventions_text import edit_text, parse_edit
 from legible_core.reads import check_component, measure, opens
 from legible_core.units import Channel, Component, HeadOperand, Operand, QuantifierOperand, Unit, parse
 
@@ -128,16 +129,17 @@ class Gate:
 
     def to_json(self) -> dict[str, Any]:
         """The object that `from_json` reads back."""
-        return {"stop": True} if self.stop else {"edits": [_plain(edit.canonical()) for edit in self.edits]}
+        return {"stop": True} if self.stop else {"edits": [edit_text(edit) for edit in self.edits]}
 
     @classmethod
     def from_json(cls, data: Any) -> Gate:
-        """Read `{"stop": true}` or `{"edits": [...]}`, edits as in `legible_core.interventions`."""
+        """Read `{"stop": true}` or `{"edits": [...]}`: each edit as text (`L5.u263:zero`) or as an object."""
         _fields(data, ("stop", "edits"), "A gate")
         edits, stop = data.get("edits", []), data.get("stop", False)
         if not isinstance(edits, list) or not isinstance(stop, bool):
             raise _bad("stop of its gate must be true, and edits a list of edits")
-        return cls(stop, tuple(Edit.from_json(edit) for edit in edits))
+        made = (parse_edit(edit) if isinstance(edit, str) else Edit.from_json(edit) for edit in edits[: MAX_EDITS + 1])
+        return cls(stop, tuple(made))
 
 
 @dataclass(frozen=True)
@@ -319,11 +321,6 @@ def _fields(data: Any, known: Iterable[str], what: str) -> None:
     unknown = [key for key in data if key not in known]
     if unknown:
         raise _bad(f"{what[0].lower()}{what[1:]} has {str(unknown[0])[:40]!r}; it may have {', '.join(known)}")
-
-
-def _plain(canonical: dict[str, Any]) -> dict[str, Any]:
-    """An edit's canonical form without what is absent; `Edit.from_json` reads it."""
-    return {name: value for name, value in canonical.items() if value is not None}
 
 
 def _never(conditions: Sequence[Condition]) -> LegibleError:

@@ -28,10 +28,11 @@ def test_a_monitor_is_read_back_from_its_json_and_its_lines() -> None:
             {"component": "L0.h1", "above": 0.25, "below": 7.5},
             {"component": "L1.u3"},
         ],
-        "gate": {"edits": [{"component": "L1.u3", "operation": "scale", "value": 0.5}]},
+        "gate": {"edits": ["L1.p3.A:flip", {"component": "L1.u3", "operation": "scale", "value": 0.5}]},
     }
     found = Monitor.from_json(data)
     assert Monitor.from_json(found.to_json()) == found
+    assert found.to_json()["gate"] == {"edits": ["L1.p3.A:flip", "L1.u3:scale=0.5"]}
     assert [str(c) for c in found.conditions] == ["L1.p3.A above 0.9 for 2", "L0.h1 above 0.25 below 7.5", "L1.u3"]
     assert tuple(Condition.parse_line(str(c)) for c in found.conditions) == found.conditions
     assert Condition.parse_line(" L1.p3.A  > .5  <  1e0 for 3 tokens ") == Condition.from_json(
@@ -112,6 +113,10 @@ def test_conditions_that_some_values_satisfy_are_never_refused(
         ({"name": "x", "conditions": [{"component": "L0.u1", "above": 0.4, "below": 0.4}]}, "never hit"),
         ({"name": "x", "conditions": [{"component": "L0.u1", "above": 0}], "gate": {}}, "either stop"),
         ({"name": "x", "conditions": [{"component": "L0.u1", "above": 0}], "gate": {"edits": [1]}}, "edit"),
+        (
+            {"name": "x", "conditions": [{"component": "L0.u1", "above": 0}], "gate": {"edits": ["L0.u1:zero@3"]}},
+            "names positions",
+        ),
         ({"name": "x", "conditions": [{"component": "L9.u1", "above": 0}]}, "no layer 9"),
         (
             {
