@@ -6,6 +6,7 @@
 | head | request, slug, layer, head | `Engine.head_detail` |
 | component | request, slug, component (its id) | `Engine.component_detail` |
 | why, values, patterns, similar | see `app.looking` | what each looks at closer |
+| bounds | request, slug, unit (its id), optionally radius | `bounds.unit_bounds` |
 | generate | digest of a stored text, checkpoint, dtype, tokens, temperature, seed | see `app.generating` |
 | index | slug, checkpoint (its hash) | its names are searchable |
 | scan | slug, corpus (a path on the worker's machine), optionally tokens, out | the figures; names are written |
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
-from app import generating, indexing, looking, scanning
+from app import bounding, generating, indexing, looking, scanning
 from app.catalogue import Catalogue
 from app.names_index import NamesIndex
 from app.settings import Settings
@@ -44,6 +45,7 @@ def handlers(settings: Settings) -> Mapping[str, Handler]:
         "scan": _scan,
         indexing.KIND: indexing.handle,
         **looking.kinds(engines),
+        **bounding.kinds(engines),
         **generating.kinds(engines),
     }
 

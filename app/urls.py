@@ -78,6 +78,10 @@ class Urls:
         """Why an operand of a stored prompt was on at a position, such as L5.p39.A at 11."""
         return self._url(("models", slug, "readings", digest, "why", operand), {"at": at, **query})
 
+    def bounds(self, slug: str, digest: str, unit: object, **query: object) -> str:
+        """What holds of a unit by construction at a prediction: `position`, `target`, `radius` of a box."""
+        return self._url(("models", slug, "readings", digest, "bounds", unit), query)
+
     def values(self, slug: str, digest: str | None = None, *parts: str, **query: object) -> str:
         """Components over a text: the form, or a stored text by its digest."""
         return self._url(("models", slug, "values", *(() if digest is None else (digest, *parts))), query)

@@ -71,6 +71,17 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What holds of the unit by construction: its range of writes, its order, a quantifier's reach; and their page."""
+
+    write: str
+    token: str
+    order: str
+    reach: str
+    href: str
+
+
+@dataclass(frozen=True, slots=True)
 class Panel:
     """`message` says what is missing and why; with `poll` it will come, with `retry` it failed.
 
@@ -100,6 +111,7 @@ class Panel:
     looks: tuple[Look, ...] = ()
     gathers: bool = False
     why: str = ""
+    limits: Limits | None = None
     people: tuple[Said, ...] = ()
     notes: str = ""
 

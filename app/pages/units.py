@@ -17,6 +17,7 @@ from app.pages.detail import state_of
 from app.pages.formula import Piece, operand_piece, plain, promote_piece
 from app.pages.home import Card, reading_cards
 from app.pages.layers import check_layer
+from app.pages.limits import REACHES, order_said
 from app.pages.named import component_of, names_of, operands_of, pieces_of
 from app.pages.panel import KIND_NAMES
 from app.pages.people import People, people_of
@@ -25,6 +26,7 @@ from app.services import Services, services
 from app.urls import Urls, urls_for
 from legible_core.config import ModelConfig
 from legible_core.errors import LegibleError
+from legible_core.intervals import directions, reach, tokens_until
 from legible_core.naming.names import ComponentName, Label, Names, OperandName, Promotion
 from legible_core.reads import opens, recall
 from legible_core.registry import Checkpoint
@@ -96,6 +98,15 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Reached:
+    """The most that a membership changed `back` tokens ago changes a quantifier now, in any text and in a long one."""
+
+    back: int
+    most: float
+    settled: float
+
+
+@dataclass(frozen=True, slots=True)
 class UnitPage:
     title: str
     slug: str
@@ -117,6 +128,9 @@ class UnitPage:
     curve: Markup | None
     decay: float | None
     half_life: float | None
+    order: str
+    reaches: tuple[Reached, ...]
+    forgotten: int | None
     context: Context
     own_contexts: Strips | None
     memory: Memory | None
@@ -162,6 +176,13 @@ def unit_json(
             ],
             "people": people_of(services, urls_for(request), request, checkpoint, component),
             "missing": missing,
+            "order": [
+                {"operand": str(operand), "way": "rises" if way > 0 else "falls"}
+                for operand, way in directions(checkpoint.config, component)
+            ],
+            "reach": _reaches(
+                checkpoint.config.feed_forward.kind(component.unit), None if name is None else name.decay
+            ),
         }
     )
 
@@ -239,6 +260,9 @@ def _unit(
         curve=decay_curve(decay) if decay is not None else None,
         decay=decay,
         half_life=name.half_life if name is not None else None,
+        order=order_said(directions(config, unit)),
+        reaches=_reaches(kind, decay),
+        forgotten=None if decay is None else tokens_until(kind, decay),
         mattered=_mattered(services, urls, checkpoint, unit),
         context=context,
         own_contexts=None if kind == "sigmoid" else strips_of(contexts, unit, bounded=kind in BOUNDED),
@@ -271,6 +295,14 @@ def _mattered(services: Services, urls: Urls, checkpoint: Checkpoint, unit: Unit
     return tuple(
         Mattered(card, led.place, led.term, led.target_rank) for card, led in zip(cards, found, strict=True)
     )  # fmt: skip
+
+
+def _reaches(kind: str, decay: float | None) -> tuple[Reached, ...]:
+    """A quantifier's reach (docs/bounds.md); () for other units, and without names, which hold the decay."""
+    if decay is None:
+        return ()
+    settled = 1.0 if kind == "existential" else 1.0 - decay
+    return tuple(Reached(back, reach(kind, decay, back), decay**back * settled) for back in REACHES)
 
 
 def _memory(kind: str, context: Context) -> Memory | None:

@@ -56,7 +56,7 @@ APP = """
     catalogue supervisor
     services worker texts
     indexing
-    scanning looking generating
+    scanning looking generating bounding
     handlers
     figures run_figures
     pages
