@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from legible_core.config import ModelConfig
+from legible_core.model.edited import edited_values
+from legible_core.model.editing import LayerEdits
 from legible_core.model.linear import linear, linears, matrix
 from legible_core.model.set_operators import boolean_values
 
@@ -57,17 +59,18 @@ class Attention(nn.Module):
         matrix(self, "output", d, d, bias)
 
     def forward(
-        self, x: Float[Tensor, "b t d"], cache: KeyValues | None = None
+        self, x: Float[Tensor, "b t d"], cache: KeyValues | None = None, edits: LayerEdits | None = None
     ) -> tuple[Float[Tensor, "b t h dh"], tuple[Tensor, ...], Tensor | None]:
         """z of every head, the operands, and the bounded heads' combined values.
 
-        x: the normalised residual stream in the compute dtype.
+        x: the normalised residual stream in the compute dtype. edits: those of this layer; the ones that act on values
+        before attention gathers them are applied.
         Operands: () for linear heads, (V,) for membership heads, (A, B) for Boolean ones, each (b, t, n_special, ·).
         """
         names = ["query", "key", *self._value_names()]
         queries, keys, *rows = linears(self, names, x)
         q, k = self._split(queries), self._split(keys)
-        values, operands, bounded = self._values(rows)
+        values, operands, bounded = self._values(rows, x, edits)
         v = values.transpose(1, 2)
         mask, causal = None, True
         if cache is not None:
@@ -80,9 +83,14 @@ class Attention(nn.Module):
         z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
         return z.transpose(1, 2), operands, bounded
 
-    def values(self, x: Float[Tensor, "*s d"]) -> tuple[Float[Tensor, "*s h dh"], tuple[Tensor, ...], Tensor | None]:
-        """The values of all heads (bounded ones first), the bounded heads' operands, and their combined values."""
-        return self._values(linears(self, self._value_names(), x))
+    def values(
+        self, x: Float[Tensor, "*s d"], edits: LayerEdits | None = None
+    ) -> tuple[Float[Tensor, "*s h dh"], tuple[Tensor, ...], Tensor | None]:
+        """The values of all heads (bounded ones first), the bounded heads' operands, and their combined values.
+
+        With edits x must be (b, t, d).
+        """
+        return self._values(linears(self, self._value_names(), x), x, edits)
 
     def operands(self, x: Float[Tensor, "*s d"]) -> tuple[Tensor, ...]:
         """σ of the bounded rows: (V,) for membership heads, (A, B) for Boolean ones, () without bounded heads."""
@@ -95,10 +103,16 @@ class Attention(nn.Module):
         names = ["bounded_values"] if self.n_special else []
         return [*names, "linear_values"] if self.n_special < self.n_heads else names
 
-    def _values(self, rows: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
+    def _values(
+        self, rows: Sequence[Tensor], x: Tensor, edits: LayerEdits | None
+    ) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
         """As `values`, from the rows·x of `_value_names`."""
+        if edits is not None and edits.inside_values:
+            edited, operands = edited_values(self, self._value_names(), rows, x, edits)
+            joined = edited[0] if len(edited) == 1 else torch.cat(edited, dim=-2)
+            return joined, operands, edited[0] if self.n_special else None
         parts = [part.unflatten(-1, (-1, self.d_head)) for part in rows]
-        operands: tuple[Tensor, ...] = ()
+        operands = ()
         bounded: Tensor | None = None
         if self.n_special and self.value == "membership":
             bounded = torch.sigmoid(parts[0])

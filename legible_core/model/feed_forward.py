@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from legible_core.config import ModelConfig
 from legible_core.model.activations import FUNCTIONS
+from legible_core.model.edited import edited_hidden
+from legible_core.model.editing import LayerEdits
 from legible_core.model.linear import fusing, join, joint_linears, linear, matrix, sum_linear
 from legible_core.model.quantifiers import QuantifierState, quantify
 from legible_core.model.set_operators import named_units
@@ -53,12 +55,16 @@ class FeedForward(nn.Module):
         return torch.sigmoid(self.theta.float())
 
     def forward(
-        self, x: Float[Tensor, "b t d"], state: QuantifierState | None = None
+        self, x: Float[Tensor, "b t d"], state: QuantifierState | None = None, edits: LayerEdits | None = None
     ) -> tuple[Float[Tensor, "b t f"], tuple[Tensor, ...], QuantifierState | None]:
         """The hidden vector, the operands (A, B, m, sigmoid units; absent ones left out), and the quantifiers' state.
 
-        x: the normalised residual stream in the compute dtype; the hidden vector has its dtype.
+        x: the normalised residual stream in the compute dtype; the hidden vector has its dtype. edits: those of this
+        layer; the ones that act before the hidden vector is there are applied.
         """
+        if edits is not None and edits.inside_units:
+            made = edited_hidden(self, x, state, edits)
+            return made.hidden, made.operands, made.state
         parts, operands, after = self.parts(x, state)
         return join(parts), operands, after
 

@@ -16,7 +16,18 @@ from legible_core.config import ModelConfig
 from legible_core.errors import LegibleError, TooLarge
 from legible_core.interventions import Edit
 from legible_core.model.attention import Attention, KeyValues
-from legible_core.model.editing import edit_heads, edit_hidden
+from legible_core.model.edited import edited_operands
+from legible_core.model.editing import (
+    Effect,
+    LayerEdits,
+    by_layer,
+    check_fits,
+    edit_stream,
+    edit_units,
+    edit_z,
+    fits,
+    write,
+)
 from legible_core.model.feed_forward import FeedForward
 from legible_core.model.linear import fusing, join, linear
 from legible_core.model.norm import LayerNorm
@@ -112,7 +123,8 @@ class Transformer(nn.Module):
         """Logits of every position, float32.
 
         edits: applied inside the pass, at absolute positions. cache: filled and continued. observed: collects operands
-        for the training pressures. Raises `TooLarge` past the context and `LegibleError` for an impossible edit.
+        for the training pressures. Raises `TooLarge` past the context, `LegibleError` for an impossible edit, and
+        `NotExact` naming the layer where edits make activations overflow.
         """
         return self.logits(self.residual(ids, edits, cache=cache, observed=observed))
 
@@ -127,8 +139,16 @@ class Transformer(nn.Module):
         """The final residual stream before the last norm, for callers that need few logits."""
         start = 0 if cache is None else cache.length
         x = self._embed(ids, start, edits, cached=cache is not None)[0]
+        here = by_layer(edits, start) if edits else None
+        flags = []
         for index, layer in enumerate(self.layers):
-            x = self._layer(layer, index, x, edits, start, None if cache is None else cache.layers[index], observed)[-1]
+            kept = None if cache is None else cache.layers[index]
+            x = self._layer(layer, x, None if here is None else here.get(index), kept, observed)[-1]
+            if here is not None:
+                flags.append(fits(x))
+        if here is not None:
+            x = edit_stream(x, here.get(self.config.n_layers))
+            check_fits([*flags, fits(x)], edits)
         if cache is not None:
             cache.length += ids.shape[1]
         return x
@@ -147,14 +167,24 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def trace(self, ids: Int[Tensor, " t"], edits: Sequence[Edit] = ()) -> Trace:
-        """Run one prompt and keep what a reading needs of every position; computes no logits."""
+        """Run one prompt and keep what a reading needs of every position; computes no logits.
+
+        Raises what `forward` raises, and `LegibleError` for an edit that is no identity and changes nothing.
+        """
         x, token, position = self._embed(ids[None], 0, edits)
-        layers = []
+        effect = Effect()
+        here = by_layer(edits, 0, effect)
+        layers, flags = [], []
         for index, layer in enumerate(self.layers):
-            before = x
-            z, middle, hidden, x = self._layer(layer, index, x, edits, 0)
+            before, z, middle, hidden, x = self._layer(layer, x, here.get(index))
             layers.append(LayerTrace(before[0], z[0], middle[0], join(hidden)[0]))
-        return Trace(ids, token[0], position, tuple(layers), x[0])
+            if edits:
+                flags.append(fits(x))
+        if edits:
+            x = edit_stream(x, here.get(self.config.n_layers))
+            check_fits([*flags, fits(x)], edits)
+            effect.check()
+        return Trace(ids, token[0], position, tuple(layers), x[0], edits=tuple(edits))
 
     @torch.no_grad()
     def logits_at(self, trace: Trace, position: int) -> Float[Tensor, " v"]:
@@ -170,6 +200,8 @@ class Transformer(nn.Module):
         Keys, where the model has them: pair_a, pair_b (·, p), quantifier (·, q), sigmoid (·, g), head_a, head_b
         (·, n_special, dh/2), membership (·, n_special, dh). An integer position drops the leading dimension.
         """
+        if trace.edits and layer in (here := by_layer(trace.edits, 0)):
+            return self._edited_operands(layer, trace, position, here[layer])
         part = self.layers[layer]
         recorded = trace.layers[layer]
         found: dict[str, Tensor] = {}
@@ -184,6 +216,21 @@ class Transformer(nn.Module):
         found.update(zip(names, heads, strict=False))
         return {name: values.float() for name, values in found.items()}
 
+    def _edited_operands(self, layer: int, trace: Trace, position: int | slice, here: LayerEdits) -> dict[str, Tensor]:
+        """As `operands`, under the edits of the trace: of all positions, because edits name positions."""
+        part = self.layers[layer]
+        recorded = trace.layers[layer]
+        layout = self.config.feed_forward
+        x = self._compute(part.feed_forward_norm(recorded.feed_forward_in), part.feed_forward.down)
+        found = edited_operands(part.feed_forward, x[None], here)
+        if layout.n_bounded > layout.n_named:
+            found["sigmoid"] = recorded.hidden[None, :, layout.n_named :]
+        y = self._compute(part.attention_norm(recorded.attention_in), part.attention.output)
+        heads = part.attention.values(y[None], here)[1]
+        names = ["membership"] if len(heads) == 1 else ["head_a", "head_b"]
+        found.update(zip(names, heads, strict=False))
+        return {name: values[0, position].float() for name, values in found.items()}
+
     @torch.no_grad()
     def attention_row(self, layer: int, head: int, trace: Trace, position: int) -> Float[Tensor, " s"]:
         """The attention weights of a head from `position` to positions 0..position."""
@@ -196,7 +243,8 @@ class Transformer(nn.Module):
         """What every head's value is at every position (before attention gathers it), float32."""
         part = self.layers[layer]
         x = self._compute(part.attention_norm(trace.layers[layer].attention_in), part.attention.output)
-        return part.attention.values(x[None])[0][0].float()
+        here = by_layer(trace.edits, 0).get(layer)
+        return part.attention.values(x[None], here)[0][0].float()
 
     @torch.no_grad()
     def decay(self, layer: int) -> Float[Tensor, " q"]:
@@ -252,42 +300,51 @@ class Transformer(nn.Module):
     def _layer(
         self,
         layer: Layer,
-        index: int,
         x: Tensor,
-        edits: Sequence[Edit],
-        start: int,
+        edits: LayerEdits | None = None,
         cache: LayerCache | None = None,
         observed: Observed | None = None,
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], Tensor]:
-        """(z, residual between the sublayers, hidden in parts, residual after), all with batch and token dimensions."""
+    ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...], Tensor]:
+        """(residual before, z, residual between the sublayers, hidden in parts, residual after).
+
+        All with batch and token dimensions; the first is x with what the edits add to it.
+        """
         attention, feed_forward = layer.attention, layer.feed_forward
+        if edits is not None:
+            x = edit_stream(x, edits)
         z, operands, bounded = attention(
-            self._compute(layer.attention_norm(x), attention.output), None if cache is None else cache.attention
+            self._compute(layer.attention_norm(x), attention.output), None if cache is None else cache.attention, edits
         )
-        z = edit_heads(z, index, edits, start)
+        if edits is not None:
+            z = edit_z(z, edits)
         if observed is not None:
             observed.see_attention(operands, bounded, z)
-        middle = x + linear(attention, "output", z.flatten(-2)).float()
+        if edits is None:
+            written = linear(attention, "output", z.flatten(-2))
+        else:
+            written = write(attention, "output", z.flatten(-2), edits.channel_columns, edits, attention.d_head)
+        middle = x + written.float()
         y = self._compute(layer.feed_forward_norm(middle), feed_forward.down)
         quantifiers = None if cache is None else cache.quantifiers
         hidden: tuple[Tensor, ...]
-        if fusing(y):
+        if fusing(y) and edits is None:
             hidden, atoms, state = feed_forward.parts(y, quantifiers)
         else:
             # Through the module's own call, so that a hook on it sees the whole hidden vector.
-            whole, atoms, state = feed_forward(y, quantifiers)
-            hidden = (whole,)
-        if edits:
-            hidden = (edit_hidden(join(hidden), index, edits, start),)
+            whole, atoms, state = feed_forward(y, quantifiers, edits)
+            hidden = (whole if edits is None else edit_units(whole, edits),)
         if observed is not None:
             # Bounded units are the first ones, so they are in the first part.
             observed.see_feed_forward(atoms, hidden[0][..., : feed_forward.layout.n_bounded])
-        after = middle + feed_forward.write(hidden).float()
+        if edits is None:
+            after = middle + feed_forward.write(hidden).float()
+        else:
+            after = middle + write(feed_forward, "down", hidden[0], edits.unit_columns, edits, 1).float()
         if cache is not None:
             cache.quantifiers = state
         if observed is not None:
             observed.residuals.append(after)
-        return z, middle, hidden, after
+        return x, z, middle, hidden, after
 
     @staticmethod
     def _compute(x: Tensor, like: Tensor) -> Tensor:
