@@ -6,6 +6,7 @@
 | values | digest of a stored text, checkpoint, dtype, components, first, last | the values of those tokens |
 | patterns | checkpoint, dtype, head, prompts (lists of token ids) | the attention from each prompt's last token |
 | similar | checkpoint, dtype, unit | `similar.similar_units` |
+| account | request, slug | `accounting.one.document` |
 | pair | checkpoint, dtype, slug, good, bad (sentences) | `minimal_pair.judge`; the reading of the fork is stored |
 """
 
@@ -35,6 +36,7 @@ def kinds(engines: Engines) -> Mapping[str, Handler]:
         "patterns": looking.patterns,
         "similar": looking.similar,
         "pair": looking.pair,
+        "account": looking.account,
     }
 
 
@@ -54,9 +56,7 @@ class Looking:
         context.stage("run")
         through = payload.get("through")
         return Outcome(
-            upstream_detail(
-                engine, request, parse(payload["operand"]), None if through is None else parse(through)
-            )
+            upstream_detail(engine, request, parse(payload["operand"]), None if through is None else parse(through))
         )
 
     def values(self, context: Context) -> Outcome:
@@ -88,9 +88,7 @@ class Looking:
         assert isinstance(head, Head)
         rows = []
         for number, ids in enumerate(payload["prompts"], 1):
-            trace, position, _ = engine.run(
-                ReadingRequest(payload["checkpoint"], tuple(ids), dtype=payload["dtype"])
-            )
+            trace, position, _ = engine.run(ReadingRequest(payload["checkpoint"], tuple(ids), dtype=payload["dtype"]))
             pattern = engine.model.attention_row(head.layer, head.head, trace, position)
             rows.append([round(weight, 4) for weight in pattern.tolist()])
             context.between_batches(number, len(payload["prompts"]))
@@ -128,3 +126,12 @@ class Looking:
 
         place = {"position": fork.position, "target": fork.target, "contrast": fork.contrast}
         return Outcome({**found.to_json(), "fork": {"digest": fork.digest, **place}}, write)
+
+    def account(self, context: Context) -> Outcome:
+        """How many components carry one prediction, and which."""
+        from legible_core.accounting.one import document
+
+        request = ReadingRequest.from_json(context.payload["request"])
+        engine = self.engines.engine(context, request.checkpoint, request.dtype)
+        context.stage("run")
+        return Outcome(document(engine, request))
