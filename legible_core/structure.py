@@ -41,7 +41,7 @@ SMALLEST_MEAN = 1e-4
 
 @dataclass(frozen=True)
 class LayerPairs:
-    """A layer's set operators: how many there are, the CONSTANT share (variance < 0.003), and how many need both operands.
+    """A layer's set operators: how many, the CONSTANT share (variance < 0.003), how many need both operands.
 
     two_operand: share of all units that are not constant and leave a tenth or more of their variance to neither operand
     alone. strength: mean of that part over the units that are not constant; None where all are.
