@@ -22,6 +22,7 @@ from app.store_types import (
     NO_CONTRAST,
     AddedCheckpoint,
     ReadingCard,
+    Revision,
     StoredPrompt,
     StoredReading,
     card_of,
@@ -38,22 +39,20 @@ if TYPE_CHECKING:
     from legible_core.reading import Reading, ReadingRequest
 
 __all__ = [
-    "NO_CONTRAST", "AddedCheckpoint", "ReadingCard", "Store", "StoredPrompt", "StoredReading", "pack_ids", "unpack_ids",
+    "NO_CONTRAST", "AddedCheckpoint", "ReadingCard", "Revision", "Store", "StoredPrompt", "StoredReading", "pack_ids",
+    "unpack_ids",
 ]  # fmt: skip
 
-_NEWEST = (
-    select(RevisionRow.id)
-    .join(ReadingRow, ReadingRow.id == RevisionRow.reading_id)
-    .where(
-        ReadingRow.digest == bindparam("digest"),
-        ReadingRow.position == bindparam("position"),
-        ReadingRow.target == bindparam("target"),
-        ReadingRow.contrast == bindparam("contrast"),
-        ReadingRow.relative_to == bindparam("relative_to"),
-    )
-    .order_by(RevisionRow.revision.desc())
-    .limit(1)
+_THIS_READING = (
+    ReadingRow.digest == bindparam("digest"),
+    ReadingRow.position == bindparam("position"),
+    ReadingRow.target == bindparam("target"),
+    ReadingRow.contrast == bindparam("contrast"),
+    ReadingRow.relative_to == bindparam("relative_to"),
 )
+_ITS_REVISIONS = select(RevisionRow.id).join(ReadingRow, ReadingRow.id == RevisionRow.reading_id).where(*_THIS_READING)
+_NEWEST = _ITS_REVISIONS.order_by(RevisionRow.revision.desc()).limit(1)
+_NUMBERED = _ITS_REVISIONS.where(RevisionRow.revision == bindparam("revision"))
 _STORED = (
     select(
         ReadingRow.digest, ReadingRow.position, ReadingRow.target, ReadingRow.contrast, ReadingRow.relative_to,
@@ -82,17 +81,36 @@ class Store:
         target: int | None = None,
         contrast: int | None = None,
         relative_to: str | None = None,
+        revision: int | None = None,
     ) -> StoredReading | None:
-        """The newest revision of a reading, or None when it is not stored.
+        """A revision of a reading, the newest one by default, or None when it is not stored.
 
         What is None takes its default: the prompt's last position, the most probable token there, no contrast.
         """
         with self.database.read() as connection:
-            found = self._locate(connection, digest, position, target, contrast, relative_to)
+            found = self._locate(connection, digest, position, target, contrast, relative_to, revision)
             if found is None:
                 return None
             row = connection.execute(_STORED.where(RevisionRow.id == found)).one()
         return stored_of(row)
+
+    def revisions(self, stored: StoredReading) -> list[Revision]:
+        """Every revision of a stored reading, the oldest first."""
+        query = (
+            select(RevisionRow.revision, RevisionRow.code_version, RevisionRow.created_at)
+            .join(ReadingRow, ReadingRow.id == RevisionRow.reading_id)
+            .where(*_THIS_READING)
+            .order_by(RevisionRow.revision)
+        )
+        key = {
+            "digest": stored.digest,
+            "position": stored.position,
+            "target": stored.target,
+            "contrast": NO_CONTRAST if stored.contrast is None else stored.contrast,
+            "relative_to": stored.relative_to,
+        }
+        with self.database.read() as connection:
+            return [Revision(*row) for row in connection.execute(query, key)]
 
     def revision_id(
         self,
@@ -259,14 +277,17 @@ class Store:
         target: int | None,
         contrast: int | None,
         relative_to: str | None,
+        revision: int | None = None,
     ) -> int | None:
-        """The id of the newest revision of a reading."""
+        """The id of a revision of a reading, the newest one by default."""
         resolved = self._resolve(connection, digest, position, target)
-        if resolved is None or (contrast or 0) > MAX_INTEGER:
+        if resolved is None or max(contrast or 0, revision or 0) > MAX_INTEGER:
             return None
+        numbered = {} if revision is None else {"revision": revision}
         found = connection.execute(
-            _NEWEST,
-            {
+            _NEWEST if revision is None else _NUMBERED,
+            numbered
+            | {
                 "digest": digest,
                 "position": resolved[0],
                 "target": resolved[1],

@@ -53,6 +53,15 @@ class StoredReading:
 
 
 @dataclass(frozen=True, slots=True)
+class Revision:
+    """One of the results of a reading, by the code that made it."""
+
+    revision: int
+    code_version: str
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class ReadingCard:
     """A line in a list of readings: enough for a link that says what it opens."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import ValidationError
@@ -12,17 +11,17 @@ from pydantic import ValidationError
 from app.jobs import Job
 from app.pages.asking import Prompt, find_prompt, read_key, submit_reading
 from app.pages.reading_view import Chosen
-from app.pages.readings import Asked
+from app.pages.readings import Asked, find_stored, request_of
+from app.pages.revisions import job_of_revision
 from app.services import Services
 from app.store import StoredReading
 from app.urls import Urls
 from legible_core.errors import LegibleError, NotFound
-from legible_core.reading import ReadingRequest
 from legible_core.registry import Checkpoint
 
 MAX_ADDRESS = 600
 _PATH = re.compile(r"/models/(?P<slug>[A-Za-z0-9_.-]{1,100})/readings/(?P<digest>[0-9a-f]{64})")
-_NAMES = ("position", "target", "contrast", "relative_to", "component")
+_NAMES = ("position", "target", "contrast", "relative_to", "component", "revision")
 FORM = "/models/NAME/readings/DIGEST?position=…&target=…"
 
 
@@ -43,7 +42,10 @@ class Side:
         """Everything explicit; only of a stored side."""
         assert self.stored is not None
         stored = self.stored
-        return Chosen(stored.position, stored.target, stored.contrast, stored.relative_to, self.asked.component or None)
+        component = self.asked.component or None
+        return Chosen(
+            stored.position, stored.target, stored.contrast, stored.relative_to, component, self.asked.revision
+        )
 
     def address(self, urls: Urls) -> str:
         """The permalink, as explicit as it can be."""
@@ -98,31 +100,23 @@ def look(services: Services, urls: Urls, name: str, address: str) -> Side:
         ) from None
     if not _names(services, slug, prompt.checkpoint_hash):
         slug = prompt.slug  # the slug moved to other weights, or never named these
-    stored, job = _find(services, digest, asked), None
+    stored, job = find_stored(services, digest, asked), None
     checkpoint = _checkpoint(services, prompt.checkpoint_hash)
     if stored is None:
-        request = _request(prompt, asked)
+        request = request_of(prompt, asked)
         request.check(services.catalogue.get(prompt.checkpoint_hash).config)
         job = services.queue.find(read_key(request))
+        if asked.revision is not None:
+            newest = find_stored(services, digest, asked.model_copy(update={"revision": None}))
+            return Side(
+                name, slug, prompt, asked, checkpoint, None, job_of_revision(job, newest, digest, asked.revision)
+            )
         if job is not None and job.state == "done":
-            stored = _find(services, digest, asked.model_copy(update={"target": (job.result or {}).get("target")}))
+            answered = asked.model_copy(update={"target": (job.result or {}).get("target")})
+            stored = find_stored(services, digest, answered)
         if job is None or (job.state == "done" and stored is None):
             job = submit_reading(services, request, slug=prompt.slug, text=prompt.text)
     return Side(name, slug, prompt, asked, checkpoint, stored, job)
-
-
-def _request(prompt: Prompt, asked: Asked) -> ReadingRequest:
-    position = len(prompt.ids) - 1 if asked.position is None else asked.position
-    dtype: Any = prompt.dtype
-    return ReadingRequest(
-        prompt.checkpoint_hash, prompt.ids, position, asked.target, asked.contrast, asked.relative_to, dtype
-    )
-
-
-def _find(services: Services, digest: str, asked: Asked) -> StoredReading | None:
-    return services.store.find(
-        digest, position=asked.position, target=asked.target, contrast=asked.contrast, relative_to=asked.relative_to
-    )
 
 
 def _names(services: Services, slug: str, checkpoint_hash: str) -> bool:

@@ -79,6 +79,7 @@ class SideView:
     href: str
     summary: Summary
     what: str
+    made: str
     strip: tuple[StripToken, ...]
     heads_svg: Markup
     strips_svg: Markup
@@ -210,6 +211,7 @@ def _side(urls: Urls, side: Side, reading: Reading, found: Comparison, scales: t
         href=side.address(urls),
         summary=summary,
         what=WHAT[summary.relative_to],
+        made=_made(side),
         strip=tuple(
             StripToken(token.display, f"{i}: token {token.id}", i in changed, i == summary.position)
             for i, token in enumerate(summary.tokens)
@@ -218,6 +220,13 @@ def _side(urls: Urls, side: Side, reading: Reading, found: Comparison, scales: t
         strips_svg=unit_strips(reading.units, href, glyph, shown, named, scales[1]),
         strongest=_strongest(urls, side, reading),
     )
+
+
+def _made(side: Side) -> str:
+    """Which revision this is, where the address names one."""
+    if side.stored is None or side.asked.revision is None:
+        return ""
+    return f"revision {side.stored.revision}, by Legible {side.stored.code_version}"
 
 
 def _component_href(urls: Urls, side: Side, component: str) -> str:
@@ -290,6 +299,8 @@ def json_document(urls: Urls, found: Comparison, sides: tuple[Side, ...]) -> dic
                 "checkpoint": reading.summary.checkpoint,
                 "digest": reading.summary.digest,
                 "dtype": reading.summary.dtype,
+                "revision": None if side.stored is None else side.stored.revision,
+                "code_version": None if side.stored is None else side.stored.code_version,
                 "position": reading.summary.position,
                 "relative_to": reading.summary.relative_to,
                 "target": reading.summary.target,

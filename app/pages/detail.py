@@ -9,6 +9,7 @@ from typing import Any
 from app.figures import attention_levels
 from app.jobs import Job
 from app.pages.formula import Piece, formula
+from app.pages.limits import with_limits
 from app.pages.named import channel_piece, names_of, pair_piece
 from app.pages.panel import KIND_NAMES, Gathering, Look, Panel, PanelOperand, Why, component_panel, promoted
 from app.pages.reading_view import Chosen, contributor_formula
@@ -44,9 +45,11 @@ def panel_for(
     *,
     slug: str,
     text: str,
+    ask: bool = True,
 ) -> PanelChoice:
     """The panel of `chosen.component`, or of the strongest unit, a named one if it can be, when none is chosen.
 
+    Without `ask` no worker is asked for what the reading does not say; what was found earlier is shown.
     Raises NotFound for a component that does not exist.
     """
     summary = reading.summary
@@ -58,25 +61,33 @@ def panel_for(
     def why_here(operand: str) -> str:
         return why(operand, summary.position)
 
+    def bounded(panel: Panel, of: Contributor) -> Panel:
+        return with_limits(panel, of, summary, None if checkpoint is None else checkpoint.config, urls, slug)
+
     if chosen.component is None:
         units = [c for c in summary.top if c.kind != "head"]
         strongest = next((c for c in units if c.kind in BOUNDED), units[0] if units else None)
         if strongest is None:
             return PanelChoice(None)
-        return PanelChoice(component_panel(strongest, urls.unit(slug, strongest.id), why=why_here))
+        return PanelChoice(bounded(component_panel(strongest, urls.unit(slug, strongest.id), why=why_here), strongest))
     component = check_component(chosen.component, summary)
     href = urls.head(slug, component) if isinstance(component, Head) else urls.unit(slug, component)
     known = top.get(str(component))
     if known is not None and isinstance(component, Unit):
-        return PanelChoice(component_panel(known, href, why=why_here))
+        return PanelChoice(bounded(component_panel(known, href, why=why_here), known))
     base = _base(reading, component, known, href, checkpoint)
     if checkpoint is None:
         message = "Its checkpoint is not here any more, so only what the reading holds is shown."
         return PanelChoice(replace(base, message=message))
-    job = detail_job(services, summary, str(component), slug=slug, text=text)
+    job = services.queue.find(_detail_of(summary, str(component))[1])
+    if not ask and (job is None or job.state != "done" or job.result is None):
+        return PanelChoice(replace(base, message="The rest appears once it was looked at on the reading's page."))
+    if job is None or (job.state == "done" and job.result is None):
+        job = detail_job(services, summary, str(component), slug=slug, text=text)
     if job.state == "done" and job.result is not None:
         if job.result["kind"] != "head":
-            return PanelChoice(component_panel(Contributor.model_validate(job.result), href, why=why_here))
+            found = Contributor.model_validate(job.result)
+            return PanelChoice(bounded(component_panel(found, href, why=why_here), found))
         displays = [token.display for token in summary.tokens]
         panel = head_panel(job.result, href, displays, names_of(checkpoint)[0], why)
         return PanelChoice(panel, tuple(attention_levels([float(weight) for weight in job.result["pattern"]])))
@@ -109,6 +120,16 @@ def check_component(text: str, summary: Summary) -> Head | Unit:
 
 def detail_job(services: Services, summary: Summary, component: str, *, slug: str, text: str) -> Job:
     """The job that looks closer at one component of a stored reading; submitted once, kept while it is remembered."""
+    request, key = _detail_of(summary, component)
+    job = services.queue.find(key)
+    if job is None or (job.state == "done" and job.result is None):
+        payload = {"request": request.to_json(), "slug": slug, "text": text, "component": component}
+        job = services.queue.submit("component", key, payload, subject=request.digest)
+    return job
+
+
+def _detail_of(summary: Summary, component: str) -> tuple[ReadingRequest, str]:
+    """What a close-up asks of a worker, and the key of its job."""
     request = ReadingRequest(
         summary.checkpoint.hash,
         tuple(token.id for token in summary.tokens),
@@ -119,12 +140,7 @@ def detail_job(services: Services, summary: Summary, component: str, *, slug: st
         summary.dtype,
     )
     parts = (request.position, request.target, request.contrast, request.relative_to, component)
-    key = ":".join(["component", request.digest, *("-" if part is None else str(part) for part in parts)])
-    job = services.queue.find(key)
-    if job is None or (job.state == "done" and job.result is None):
-        payload = {"request": request.to_json(), "slug": slug, "text": text, "component": component}
-        job = services.queue.submit("component", key, payload, subject=request.digest)
-    return job
+    return request, ":".join(["component", request.digest, *("-" if part is None else str(part) for part in parts)])
 
 
 def _base(

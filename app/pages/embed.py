@@ -1,8 +1,12 @@
-"""A reading inside another page: `?embed=figure,table` shows those parts alone, for an <iframe>.
+"""Parts of a page inside another page: `?embed=figure,table` shows those parts alone, for an <iframe>.
 
-An embed has links but no form, no button and no script, so there is nothing in it that a click could be tricked into
-(clickjacking). It is the only page that may be framed at all, by whom the setting `embed_from` says; it asks for no
-work, so a foreign page cannot make this server compute.
+    of a reading: prompt, figure, table, sum, and panel (the component that the address names)
+    of a model:   figure, table; `figure=selective,half-lives` names which figures, all when left out
+
+An embed has links but no form and no button that changes anything here, so there is nothing in it that a click could be
+tricked into (clickjacking). It is the only page that may be framed at all, by whom the setting `embed_from` says; it
+asks for no work, so a foreign page cannot make this server compute. A model's figures are drawn by this server's own
+scripts; a reading's need none, and get none.
 """
 
 from __future__ import annotations
@@ -12,12 +16,17 @@ from dataclasses import dataclass
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 
+from app.pages.model_figures import Figure, beside, figures_of
+from app.pages.named import names_of
 from app.pages.reading_view import ReadingPage
 from app.pages.view import html
+from app.services import Services
 from app.settings import Settings
-from legible_core.errors import LegibleError
+from app.urls import urls_for
+from legible_core.errors import LegibleError, NotFound
 
-PARTS = ("prompt", "figure", "table", "sum")
+PARTS = ("prompt", "figure", "table", "sum", "panel")
+FIGURE_PARTS = ("figure", "table")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +36,24 @@ class EmbedPage:
     parts: tuple[str, ...]
 
 
-def parts_of(asked: str) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True)
+class EmbedFigures:
+    """Figures of a checkpoint, with the quality that stands beside each; `href` is the model's page."""
+
+    title: str
+    href: str
+    parts: tuple[str, ...]
+    figures: tuple[Figure, ...]
+    beside: str
+
+
+def parts_of(asked: str, parts: tuple[str, ...] = PARTS, what: str = "reading") -> tuple[str, ...]:
     """The parts that an address names, in its order; LegibleError naming those that there are."""
-    found = tuple(dict.fromkeys(part.strip() for part in asked.split(",") if part.strip()))
-    wrong = next((part for part in found if part not in PARTS), None)
+    found = _listed(asked)
+    wrong = next((part for part in found if part not in parts), None)
     if wrong is not None or not found:
         raise LegibleError(
-            f"A reading has no part {(wrong or asked)[:40]!r} to embed; its parts are {', '.join(PARTS)}.",
+            f"A {what} has no part {(wrong or asked)[:40]!r} to embed; its parts are {', '.join(parts)}.",
             code="bad_embed",
             status=422,
         )
@@ -46,10 +66,33 @@ def embedded(request: Request, page: ReadingPage, parts: tuple[str, ...], settin
     return HTMLResponse(body, headers={"content-security-policy": policy(settings)})
 
 
-def policy(settings: Settings) -> str:
-    """Style from here, and nothing else at all; framed by whom the setting says."""
+def embedded_figures(request: Request, slug: str, services: Services) -> HTMLResponse:
+    """Figures of a model, as a document that may be framed. NotFound naming the figures that there are."""
+    parts = parts_of(request.query_params["embed"], FIGURE_PARTS, "model's figure")
+    checkpoint = services.catalogue.get(slug)
+    urls, (names, missing) = urls_for(request), names_of(checkpoint)
+    if names is None:
+        raise NotFound(missing or f"{slug} has no figures yet.")
+    there = {figure.id: figure for figure in figures_of(checkpoint, names, urls)}
+    asked = _listed(request.query_params.get("figure", "")) or tuple(there)
+    wrong = next((name for name in asked if name not in there), None)
+    if wrong is not None:
+        raise NotFound(f"{slug} has no figure {wrong[:40]!r}; it has {', '.join(there)}.")
+    figures = tuple(there[name] for name in asked)
+    title = f"{figures[0].caption} · {slug}" if len(figures) == 1 else f"{slug}: figures"
+    context = EmbedFigures(title, urls.model(slug), parts, figures, beside(names))
+    body = html(request, "embed_figures.html", context)
+    return HTMLResponse(body, headers={"content-security-policy": policy(services.settings, drawn="figure" in parts)})
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    """The names between commas, each once."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def policy(settings: Settings, *, drawn: bool = False) -> str:
+    """Style from here (and scripts, where a figure is drawn by one), and nothing else; framed by whom we say."""
     framed = "'none'" if settings.embed_from == "none" else settings.embed_from
-    return (
-        "default-src 'none'; style-src 'self'; form-action 'none'; base-uri 'none'; "
-        f"frame-ancestors {framed}"
-    )
+    drawing = "script-src 'self'; " if drawn else ""
+    rest = f"style-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors {framed}"
+    return f"default-src 'none'; {drawing}{rest}"

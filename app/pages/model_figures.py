@@ -56,10 +56,14 @@ class Figure:
     csv: str
     json: str
     file: str
+    embed: str
 
 
 def figures_of(checkpoint: Checkpoint, names: Names, urls: Urls) -> tuple[Figure, ...]:
-    """Every figure of which something is defined, in the papers' order."""
+    """Every figure of which something is defined, in the papers' order.
+
+    `embed` is the figure's address for an <iframe>.
+    """
     under = beside(names)
     return tuple(_figure(checkpoint, names, table, under, urls) for table in papers.tables(names))
 
@@ -150,6 +154,7 @@ def _figure(checkpoint: Checkpoint, names: Names, table: papers.Table, under: st
         csv=urls.model_figure(checkpoint.slug, table.id, "csv"),
         json=urls.model_figure(checkpoint.slug, table.id, "json"),
         file=_file(checkpoint.slug, table.id),
+        embed=urls.model(checkpoint.slug, figure=table.id, embed="figure,table"),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import HTMLResponse
 
+from app.pages.embed import embedded_figures
 from app.pages.home import describe
 from app.pages.model_figures import Figure, beside, figures_of
 from app.pages.named import names_of
@@ -108,6 +109,7 @@ class ModelPage:
     config: dict[str, Any]
     hash: str
     judged: Judged
+    origin: str
 
 
 @router.get("")
@@ -143,8 +145,11 @@ def model_json(slug: str, request: Request, services: Annotated[Services, Depend
 
 @router.get("/{slug}")
 def model(slug: str, request: Request, services: Annotated[Services, Depends(services)]) -> Response:
-    """One checkpoint."""
-    return page(request, "model.html", _model(services, slug, urls_for(request)))
+    """One checkpoint; with `embed`, its figures for another page."""
+    if "embed" in request.query_params:
+        return embedded_figures(request, slug, services)
+    origin = f"{request.url.scheme}://{request.url.netloc}"
+    return page(request, "model.html", _model(services, slug, urls_for(request), origin))
 
 
 def _models(services: Services, urls: Urls) -> ModelsPage:
@@ -157,7 +162,7 @@ def _models(services: Services, urls: Urls) -> ModelsPage:
     return ModelsPage("Checkpoints", lines, tuple(e.error.message for e in entries if e.error is not None))
 
 
-def _model(services: Services, slug: str, urls: Urls) -> ModelPage:
+def _model(services: Services, slug: str, urls: Urls, origin: str) -> ModelPage:
     checkpoint = services.catalogue.get(slug)
     names, missing = names_of(checkpoint)
     fields = checkpoint.card.fields
@@ -183,6 +188,7 @@ def _model(services: Services, slug: str, urls: Urls) -> ModelPage:
         config=checkpoint.config.to_json(),
         hash=checkpoint.hash,
         judged=judged(checkpoint, services.catalogue, urls),
+        origin=origin,
     )
 
 

@@ -7,20 +7,19 @@ The page's own numbers are the JSON twin's, rounded: nothing is computed here th
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from app.figures import heads_grid, signed, unit_strips
 from app.pages.citation import citation
 from app.pages.formula import Piece, formula, operand_piece
 from app.pages.named import channel_piece
 from app.pages.panel import Panel
-from app.pages.view import chance, clipped, percent
+from app.pages.view import chance, clipped, iframe, percent
 from app.store_types import StoredReading
 from app.urls import Urls
 from legible_core.config import ModelConfig
@@ -30,6 +29,7 @@ from legible_core.units import GLYPHS
 
 if TYPE_CHECKING:
     from app.pages.compare_form import CompareForm
+    from app.pages.revisions import Revised
 
 FLOOR_NAMES = {"embed.token": "token embedding", "embed.position": "position embedding", "norm.bias": "norm bias"}
 GROUPS = (
@@ -133,11 +133,12 @@ class ReadingPage:
     panel_fields: tuple[tuple[str, str], ...]
     rows: tuple[Row, ...]
     sum: SumLine
-    python: str
-    command: str
+    command: str | None
     citation: str
     embed: str
+    panel_embed: str
     compare: CompareForm | None = None
+    revised: Revised | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,7 @@ class Chosen:
     contrast: int | None
     relative_to: str
     component: str | None = None
+    revision: int | None = None
 
     def query(self) -> dict[str, Any]:
         usual = "nothing" if self.contrast is None else "contrast"
@@ -159,6 +161,7 @@ class Chosen:
             "contrast": self.contrast,
             "relative_to": relative,
             "component": self.component,
+            "revision": self.revision,
         }
 
     def href(self, **changes: Any) -> str:
@@ -179,6 +182,7 @@ def reading_page(
     panel: Panel | None,
     shades: Sequence[int] = (),
     names: Names | None = None,
+    revised: Revised | None = None,
 ) -> ReadingPage:
     """The context of reading.html.
 
@@ -222,9 +226,12 @@ def reading_page(
         panel_fields=tuple((name, str(value)) for name, value in base.items() if value is not None),
         rows=tuple(_row(c, component, shown, names) for c in summary.top),
         sum=sum_line(summary),
-        python=python_snippet(origin, links.json),
         command=command_line(slug, text, summary),
-        embed=f'<iframe src="{escape(origin + here)}&amp;embed=figure,table" width="100%" height="640"></iframe>',
+        embed=iframe(f"{origin}{here}&embed=figure,table", _title(summary, slug)),
+        panel_embed=iframe(
+            origin + urls.reading(slug, summary.digest, **{**base, "component": shown, "embed": "panel"}),
+            f"{shown} · {_title(summary, slug)}",
+        ),
         citation=citation(
             stored,
             text=_read_text(summary),
@@ -232,6 +239,7 @@ def reading_page(
             origin=origin,
             address=urls.reading(slug, summary.digest, **base),
         ),
+        revised=revised,
     )
 
 
@@ -354,23 +362,22 @@ def said_shares(shares: Shares) -> str:
     return said
 
 
-def python_snippet(origin: str, json_path: str) -> str:
-    """Lines that open this very reading; they need this server."""
-    return (
-        "import json, urllib.request\n"
-        f"with urllib.request.urlopen({json.dumps(origin + json_path)}) as answer:\n"
-        "    reading = json.load(answer)\n"
-        'print(reading["target"]["display"], reading["value"], reading["sum"], reading["residual"])\n'
-        'for part in reading["top"][:10]:\n'
-        '    print(f\'{part["value"]:+.2f}  {part["id"]}\')'
-    )
-
-
-def command_line(slug: str, text: str, summary: Summary) -> str:
-    """The same reading made again by the `legible` command."""
-    words = ["legible", "read", slug, text, "--position", str(summary.position), "--target", f"id:{summary.target.id}"]
+def command_line(slug: str, text: str, summary: Summary) -> str | None:
+    """The same reading made again by the `legible` command; None where no command line can hold the prompt (NUL)."""
+    if "\x00" in text:
+        return None
+    words = ["legible", "read", "--position", str(summary.position), "--target", f"id:{summary.target.id}"]
     if summary.contrast is not None:
         words += ["--contrast", f"id:{summary.contrast.id}"]
     if summary.relative_to != ("nothing" if summary.contrast is None else "contrast"):
         words += ["--relative-to", summary.relative_to]
-    return shlex.join([*words, "--json"])
+    return f"{shlex.join([*words, '--json', '--', slug])} {_in_shell(text)}"
+
+
+def _in_shell(text: str) -> str:
+    """A shell word that shows no character other than it is: by its bytes ($'…': bash, zsh, ksh) where it must be."""
+    if text.isascii() and text.replace("\n", "").isprintable():
+        return shlex.quote(text)
+    data = text.encode("utf-8", "surrogatepass")
+    plain = (chr(byte) if 32 <= byte < 127 and byte not in b"\\'" else f"\\{byte:03o}" for byte in data)
+    return "$'" + "".join(plain) + "'"

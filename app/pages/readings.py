@@ -40,6 +40,7 @@ from app.pages.named import names_of
 from app.pages.panel import Panel
 from app.pages.people import said_of
 from app.pages.reading_view import Chosen, ReadingPage, reading_page
+from app.pages.revisions import job_of_revision, revised, revisions_json
 from app.pages.view import html, twin
 from app.pages.waiting import waiting_json, waiting_page
 from app.services import Services, services
@@ -66,6 +67,7 @@ class Asked(BaseModel):
     contrast: int | None = Field(default=None, ge=0, description="id of the token it is compared with")
     relative_to: Literal["nothing", "mean", "contrast"] | None = None
     component: str | None = Field(default=None, max_length=40, description="the head or unit shown: L5.h2, L5.u263")
+    revision: int | None = Field(default=None, ge=1, description="1 for the first result; the newest when left out")
     target_text: str = Field(default="", max_length=1000, description="a token by its text; its id takes its place")
     contrast_text: str = Field(default="", max_length=1000)
 
@@ -86,6 +88,7 @@ class Asked(BaseModel):
             "contrast": self.contrast,
             "relative_to": self.relative_to,
             "component": self.component or None,
+            "revision": self.revision,
         }
 
 
@@ -146,7 +149,7 @@ def reading_json(
     asked = _spelled(services, prompt, asked)
     stored = find_stored(services, digest, asked)
     if stored is not None:
-        return twin(stored.reading().to_json())
+        return twin(stored.reading().to_json() | {"stored": revisions_json(services, stored)})
     _, job = _submitted(services, prompt, asked)
     return twin(waiting_json(services, job), status=202)
 
@@ -201,7 +204,15 @@ def _embedded(request: Request, slug: str, digest: str) -> Response:
     if stored is None:
         message = f"The reading {digest[:12]} is not stored, so nothing of it can be embedded; open its page first."
         raise NotFound(message)
-    return embedded(request, page_of(slug, request, stored, asked, services), parts, services.settings)
+    made = page_of(slug, request, stored, asked, services)
+    if "panel" in parts:
+        checkpoint = checkpoint_of(services, stored.checkpoint_hash)
+        text, chosen = _text_of(services, stored), _explicit(stored, asked)
+        found = panel_for(
+            services, urls_for(request), stored.reading(), chosen, checkpoint, slug=slug, text=text, ask=False
+        )
+        made = replace(made, panel=with_people(services, urls_for(request), checkpoint, found.panel))
+    return embedded(request, made, parts, services.settings)
 
 
 def _open(request: Request, slug: str, digest: str, key: tuple[str, ...], kept: Kept | None) -> Response:
@@ -238,7 +249,7 @@ def _open(request: Request, slug: str, digest: str, key: tuple[str, ...], kept: 
         kept.seen = time.monotonic()
         return HTMLResponse(kept.body)
     body, final = _render(slug, request, stored, chosen, services)
-    if final and not headers:
+    if final and not headers and asked.revision is None:  # what is newest is no part of an old revision's mark
         _kept_pages(request).put(key, Kept(body, mark, time.monotonic()), len(body))
     return HTMLResponse(body, headers=headers)
 
@@ -255,7 +266,7 @@ def _render(
     form = compare_form(
         urls_for(request), context.summary, chosen, slug=slug, text=text, checkpoints=slugs(services)
     )
-    context = replace(context, compare=form)
+    context = replace(context, compare=form, revised=revised(services, urls_for(request), slug, stored, chosen))
     return html(request, "reading.html", context).encode(), panel.final
 
 
@@ -271,7 +282,9 @@ def page_of(slug: str, request: Request, stored: StoredReading, asked: Asked, se
     """What the page of a stored reading shows, without a panel: no worker is asked for anything."""
     checkpoint = checkpoint_of(services, stored.checkpoint_hash)
     text = _text_of(services, stored)
-    return _context(slug, request, stored, _explicit(stored, asked), checkpoint, text, None, ())
+    chosen = _explicit(stored, asked)
+    found = _context(slug, request, stored, chosen, checkpoint, text, None, ())
+    return replace(found, revised=revised(services, urls_for(request), slug, stored, chosen))
 
 
 def _context(
@@ -299,12 +312,14 @@ def _text_of(services: Services, stored: StoredReading) -> str:
 
 def find_stored(services: Services, digest: str, asked: Asked) -> StoredReading | None:
     return services.store.find(
-        digest, position=asked.position, target=asked.target, contrast=asked.contrast, relative_to=asked.relative_to
-    )
+        digest, position=asked.position, target=asked.target, contrast=asked.contrast, relative_to=asked.relative_to,
+        revision=asked.revision,
+    )  # fmt: skip
 
 
 def _explicit(stored: StoredReading, asked: Asked) -> Chosen:
-    return Chosen(stored.position, stored.target, stored.contrast, stored.relative_to, asked.component or None)
+    component = asked.component or None
+    return Chosen(stored.position, stored.target, stored.contrast, stored.relative_to, component, asked.revision)
 
 
 def _spelled(services: Services, prompt: Prompt, asked: Asked) -> Asked:
@@ -328,17 +343,24 @@ def _spelled(services: Services, prompt: Prompt, asked: Asked) -> Asked:
 def _submitted(services: Services, prompt: Prompt, asked: Asked) -> tuple[Checkpoint, Job]:
     """The job of a reading that is not stored: the newest one, unless it ended well and its result is gone."""
     checkpoint = services.catalogue.get(prompt.checkpoint_hash)
-    relative: Any = asked.relative_to
-    position = len(prompt.ids) - 1 if asked.position is None else asked.position
-    dtype: Any = prompt.dtype
-    request = ReadingRequest(
-        prompt.checkpoint_hash, prompt.ids, position, asked.target, asked.contrast, relative, dtype
-    )
+    request = request_of(prompt, asked)
     request.check(checkpoint.config)
     job = services.queue.find(read_key(request))
+    if asked.revision is not None:
+        newest = find_stored(services, prompt.digest, asked.model_copy(update={"revision": None}))
+        return checkpoint, job_of_revision(job, newest, prompt.digest, asked.revision)
     if job is None or (job.state == "done" and find_stored(services, prompt.digest, _answered(asked, job)) is None):
         job = submit_reading(services, request, slug=prompt.slug, text=prompt.text)
     return checkpoint, job
+
+
+def request_of(prompt: Prompt, asked: Asked) -> ReadingRequest:
+    """What an address of a stored or submitted prompt asks of a worker."""
+    position = len(prompt.ids) - 1 if asked.position is None else asked.position
+    dtype: Any = prompt.dtype
+    return ReadingRequest(
+        prompt.checkpoint_hash, prompt.ids, position, asked.target, asked.contrast, asked.relative_to, dtype
+    )
 
 
 def _answered(asked: Asked, job: Job) -> Asked:

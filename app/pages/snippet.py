@@ -25,12 +25,13 @@ _KEPT = "/:@!$&'()*+,;=-._~"  # what a path may hold as it is; a query also % an
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """`python` and `curl` are there where the page has a JSON twin, `ask` where it is the reading of a prompt."""
+    """`python` and `curl` are there where the page has a JSON twin; `ask` and `command` for the reading of a prompt."""
 
     address: str
     python: str | None = None
     curl: str | None = None
     ask: str | None = None
+    command: str | None = None
 
 
 def setup(app: FastAPI) -> None:
@@ -62,11 +63,13 @@ def snippet(request: Request, context: Any = None) -> Snippet | None:
     services = getattr(request.app.state, "services", None)
     token = services is not None and services.settings.token is not None
     bearer = '-H "Authorization: Bearer $LEGIBLE_TOKEN" ' if token else ""
+    ask = _ask(client, context)
     return Snippet(
         address=origin + here,
         python=f"{client}page = client.page({here.removeprefix(urls.root_path) or '/'!a})",
         curl=f"curl -gsS {bearer}{shlex.quote(origin + urls.json(here))}",
-        ask=_ask(client, context),
+        ask=ask,
+        command=None if ask is None else getattr(context, "command", None),
     )
 
 

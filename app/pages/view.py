@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from pydantic import BaseModel
 
 from app.figures import signed
@@ -58,7 +58,7 @@ def environment() -> Environment:
         half_life=tokens, attribute=attribute,
         json_block=json_block, chance=chance, pretty=pretty,
     )  # fmt: skip
-    made.globals.update(GLYPHS=GLYPHS, term=term)
+    made.globals.update(GLYPHS=GLYPHS, term=term, iframe=iframe)
     return made
 
 
@@ -170,6 +170,11 @@ def size(value: int | None) -> str:
 def attribute(text: str) -> str:
     """Text for a data attribute that a copy button reads: HTML cannot hold NUL, and would turn CR into LF."""
     return text.replace("\x00", "�")
+
+
+def iframe(address: str, title: str, height: int = 640) -> str:
+    """The line of HTML that shows this address, origin and all, inside another page."""
+    return f'<iframe src="{escape(address)}" title="{escape(title)}" width="100%" height="{height}"></iframe>'
 
 
 def json_block(text: str) -> Markup:

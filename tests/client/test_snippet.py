@@ -72,6 +72,16 @@ def test_a_readings_lines_read_it(live, monkeypatch, prompt):
     facts = in_python(live, monkeypatch, lines["python"])["page"]
     assert (facts["digest"], facts["value"], facts["relative_to"]) == (made.digest, made.value, "mean")
     assert in_shell(live, lines["curl"]) == facts
+    words = ["legible", "read", "--position", str(made.position), "--target", "id:70", "--relative-to", "mean"]
+    shown = [*words, "--json", "--", live.checkpoint.slug, prompt]
+    assert ("command" in lines) == ("\x00" not in prompt)
+    if "command" in lines:
+        said = subprocess.run(
+            ["bash", "-c", 'legible() { printf "%s\\0" legible "$@"; }; ' + lines["command"]],
+            capture_output=True,
+            check=True,
+        )
+        assert said.stdout.decode().split("\0")[:-1] == shown
 
 
 @pytest.mark.parametrize("words", [NASTY[0], NASTY[1], *NASTY[3:], "'; touch pwned; '", "$(touch pwned)"], ids=range(7))
