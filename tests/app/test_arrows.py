@@ -26,6 +26,7 @@ CORE = """
     trace
     registry
     model
+    under_edits
     adapters
     attribution legibility
     reads intervals
@@ -33,7 +34,8 @@ CORE = """
     naming
     contributors details causal editing structure
     upstream values bounds
-    checkpoint
+    lineage
+    checkpoint child
     training
     evaluation
     pipeline
@@ -71,6 +73,7 @@ TORCH_FREE = """
     text_stream monitor
     naming.lexicon naming.columns naming.contexts naming.places figures legibility training.history
     evaluation.records evaluation.data evaluation.encode evaluation.journal
+    editing.results
     accounting.counts accounting.records accounting.written
 """
 

@@ -1,0 +1,288 @@
+"""A circuit across two layers that the model does not hold: a head says where, a unit two layers up says what.
+
+"Through the Looking Glass" section 4.5: at layer h a head is made to fire where A is the current token and to write a
+private, random direction; at layer r = h + 2 the quietest unit (or pair) is made to read what arrives there and to
+write the centred unembedding row of B. Only the stream between them is the model's.
+
+The head. What A looks like to the attention of layer h is the mean of its normed input where A is the current token,
+less the mean elsewhere; that row, with an off state (`site`), is put into the quietest value channel (of a Boolean
+head, the quietest pair) of every head at once, and the head that gathers it most sharply, A against elsewhere, is kept.
+
+The reader's row is measured at its destination and not carried there (eq. 23): the change of the reader's normed input
+when the head's edit is made, mean over positions of A, less the mean over the others. How many positions of A it was
+measured on is varied, because that estimate is what limits such a circuit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from legible_core.editing.install import MAX_COST, TOP_RANK, Bench, Pair
+from legible_core.editing.measure import budgets, gathered, outcome, readout, states
+from legible_core.editing.results import Experiment, table
+from legible_core.editing.site import QUANTILE, SiteKind, activity, quietest, read_row
+from legible_core.errors import LegibleError
+from legible_core.interventions import Edit, Vector
+from legible_core.units import Activation, Channel, HeadOperand
+
+ABOVE = 2
+STRENGTHS = (0.25, 1.0)
+BETAS = (4.0, 8.0, 16.0)
+ALL = 0  # positions of A that the reader's row is measured on: all there are
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """A head's installed half: its edits, which head, and how sharply it gathers (mean value at A less elsewhere)."""
+
+    edits: tuple[Edit, ...]
+    head: int
+    contrast: float
+
+
+@dataclass(frozen=True)
+class Circuit:
+    """One setting. strength: norm of what arrives where A is, as a share of the median stream's; positions: of A that
+    the reader was measured on. Ranks of B are medians where A is current, and elsewhere; `alone` are the halves alone.
+    """
+
+    pair: Pair
+    writer: int
+    head: int
+    contrast: float
+    strength: float
+    beta: float
+    positions: int
+    before: float
+    rank: float
+    elsewhere_before: float
+    elsewhere: float
+    write_alone: float | None
+    reader_alone: float | None
+    loss_before: float
+    loss: float
+
+    @property
+    def cost(self) -> float:
+        return self.loss - self.loss_before
+
+    @property
+    def separation(self) -> float:
+        """How many times better B ranks where A is than elsewhere."""
+        return self.elsewhere / self.rank
+
+
+@torch.no_grad()
+def wire_head(bench: Bench, layer: int, token: int, generator: torch.Generator) -> Callable[[float], Wiring]:
+    """A head of `layer` that fires where `token` is current; give the function a strength for the private write.
+
+    Raises `LegibleError` when the text lacks the token.
+    """
+    model, ids = bench.model, bench.calibration.ids
+    config = model.config
+    entering = states(model, ids, layer, attention=True)
+    aimed = (ids == token).flatten().to(entering.device)
+    key = conditional(entering, aimed)
+    (quiet,) = gathered(model, ids[:8], lambda _layer, z, _hidden: z.abs(), [layer])
+    places = [_quiet_place(bench, layer, head, quiet.mean(dim=0)[head]) for head in range(config.n_heads)]
+    rows = {
+        kind: read_row(kind, key, entering, aimed, biased=config.linear_bias)
+        for kind in {kind for _, _, kind in places}
+    }
+    reads = [Edit(read, "row", rows[kind].bias, vector=Vector.of(rows[kind].row.tolist())) for read, _, kind in places]
+    (z,) = gathered(model, ids, lambda _layer, z, _hidden: z, [layer], reads)
+    values = torch.stack(
+        [z[:, head, [c.channel for c in carried]].sum(dim=-1) for head, (_, carried, _) in enumerate(places)], dim=1
+    )
+    contrast = values[aimed].mean(dim=0) - values[~aimed].mean(dim=0)
+    head = int(contrast.argmax())
+    at, sharp = float(values[aimed, head].mean()), float(contrast[head])
+    private = torch.randn(config.d_model, generator=generator)
+    private = private / private.norm()
+    median = float(torch.cat([model.trace(w).layers[layer].feed_forward_in for w in ids[:4]]).norm(dim=-1).median())
+
+    def wiring(strength: float) -> Wiring:
+        column = Vector.of((strength * median / max(at, 1e-6) * private).tolist())
+        writes = [Edit(channel, "column", vector=column) for channel in places[head][1]]
+        return Wiring((reads[head], *writes), head, sharp)
+
+    return wiring
+
+
+def _quiet_place(
+    bench: Bench, layer: int, head: int, quiet: Float[Tensor, " dh"]
+) -> tuple[HeadOperand | Channel, tuple[Channel, ...], Activation]:
+    """Of a head: whose row is replaced, the channels that carry it, and the activation behind the row."""
+    config = bench.model.config
+    half = config.d_head // 2
+    if not config.is_bounded(layer, head):
+        channel = int(quiet.argmin())
+        return Channel(layer, head, channel), (Channel(layer, head, channel),), "relu"
+    if config.attention.value == "membership":
+        channel = int(quiet.argmin())
+        return Channel(layer, head, channel), (Channel(layer, head, channel),), "sigmoid"
+    pair = int((quiet[:half] + quiet[half:]).argmin())
+    both = (Channel(layer, head, pair), Channel(layer, head, half + pair))
+    return HeadOperand(layer, head, pair, "A"), both, "sigmoid"
+
+
+def conditional(values: Float[Tensor, "n d"], aimed: Bool[Tensor, " n"], count: int = ALL) -> Float[Tensor, " d"]:
+    """Mean over (the first `count`) aimed positions, less the mean over the others; raises where there are none."""
+    places = aimed.nonzero()[:, 0]
+    if not len(places) or bool(aimed.all()):
+        raise LegibleError(
+            "The key cannot be calibrated: the text needs positions where it occurs and others where it does not.",
+            code="corpus_too_short",
+        )
+    return values[places[: count or None]].mean(dim=0) - values[~aimed].mean(dim=0)
+
+
+@torch.no_grad()
+def circuits(
+    bench: Bench,
+    pairs: Sequence[Pair],
+    writer: int,
+    *,
+    kind: SiteKind,
+    strengths: Sequence[float] = STRENGTHS,
+    betas: Sequence[float] = BETAS,
+    positions: Sequence[int] = (ALL,),
+    quantile: float = QUANTILE,
+    seed: int = 0,
+    between: Callable[[int], None] | None = None,
+) -> list[Circuit]:
+    """Build each circuit with its head in layer `writer`, over every strength, β and number of measured positions.
+
+    The halves alone are judged at the largest strength and β. Raises `LegibleError` when the reader's layer would not
+    exist.
+    """
+    model, ids, text = bench.model, bench.calibration.ids, bench.text
+    reader = writer + ABOVE
+    if not writer >= 0 or reader >= model.config.n_layers:
+        raise LegibleError(
+            f"A head in layer {writer} needs a reader in layer {reader}; this checkpoint's last layer is "
+            f"{model.config.n_layers - 1}.",
+            code="bad_options",
+        )
+    site = quietest(model.config, reader, activity(model, ids, [reader])[reader], kind)
+    clean = states(model, ids, reader)
+    found: list[Circuit] = []
+    for token, target in pairs:
+        aimed = (ids == token).flatten().to(clean.device)
+        wire = wire_head(bench, writer, token, torch.Generator().manual_seed(seed + token))
+        where = text.current(token)
+        before = outcome(model, text, target)
+        for strength in strengths:
+            wiring = wire(strength)
+            written = states(model, ids, reader, wiring.edits)
+            for count in positions:
+                key = conditional(written - clean, aimed, count)
+                row = read_row(site.activation, key, written, aimed, biased=model.config.linear_bias, quantile=quantile)
+                for beta in betas:
+                    reads = [*site.read(row), *site.write(beta / row.on * readout(model, target))]
+                    both = outcome(model, text, target, [*wiring.edits, *reads])
+                    alone: tuple[float | None, float | None] = (None, None)
+                    if (strength, beta, count) == (max(strengths), max(betas), ALL):
+                        halves = [outcome(model, text, target, half) for half in (wiring.edits, reads)]
+                        alone = (halves[0].rank(where), halves[1].rank(where))
+                    used = int(aimed.sum()) if count == ALL else min(count, int(aimed.sum()))
+                    facts = ((token, target), writer, wiring.head, wiring.contrast, strength, beta, used)
+                    ranks = (before.rank(where), both.rank(where), before.rank(~where), both.rank(~where))
+                    found.append(Circuit(*facts, *ranks, *alone, before.loss, both.loss))
+        if between is not None:
+            between(len(found))
+    return found
+
+
+# ---- what is told ----------------------------------------------------------------------------------------------------
+
+
+def experiment(
+    made: Sequence[Circuit], command: str, settings: dict[str, Any], where: str, show: Callable[[int], str]
+) -> Experiment:
+    """The frontier, the best circuit of every pair, the halves alone, and separation by positions measured on."""
+    pairs = list(dict.fromkeys(one.pair for one in made))
+    most = {pair: max(one.positions for one in made if one.pair == pair) for pair in pairs}
+    full = [one for one in made if one.positions == most[one.pair]]
+    rows, chosen = [], []
+    for pair in pairs:
+        mine = [one for one in full if one.pair == pair]
+        allowed = [one for one in mine if one.cost < MAX_COST * one.loss_before] or mine
+        one = min(allowed, key=lambda circuit: (circuit.rank, circuit.cost))
+        chosen.append(one)
+        names = [show(pair[0]), show(pair[1]), f"L{one.writer}.h{one.head}", one.contrast, one.strength, one.beta]
+        rows.append([*names, one.before, one.rank, one.elsewhere_before, one.elsewhere, one.separation, one.cost])
+    budget_rows = []
+    for budget in budgets():
+        ranks = [
+            min([one.rank for one in full if one.pair == pair and one.cost <= budget], default=None) for pair in pairs
+        ]
+        best = [pair_before(full, pair) if rank is None else rank for rank, pair in zip(ranks, pairs, strict=True)]
+        budget_rows.append([budget, float(np.median(best)), sum(rank is not None for rank in ranks)])
+    halves = [one for one in full if one.write_alone is not None and one.reader_alone is not None]
+    half_rows = [
+        [name, _median([rank(one) for one in halves]), _median([one.before / rank(one) for one in halves])]
+        for name, rank in HALVES
+    ]
+    counted = []
+    for count in [*sorted({one.positions for one in made if one.positions < most[one.pair]}), ALL]:
+        mine = [one for one in made if one.positions == (count or most[one.pair])]
+        best_of = [max((o.separation for o in mine if o.pair == pair), default=None) for pair in pairs]
+        known = [value for value in best_of if value is not None]
+        counted.append([str(count) if count else "all", len(known), float(np.median(known))])
+    reached = sum(one.rank <= TOP_RANK and one.cost < MAX_COST * one.loss_before for one in chosen)
+    return Experiment(
+        "circuit",
+        f"{len(pairs)} random pairs: a head of layer {made[0].writer} fires on A, the quietest unit of layer "
+        f"{made[0].writer + ABOVE} answers B, {where}. {reached} of {len(pairs)} bring B into the top ten under 10 % "
+        "of held-out loss.",
+        command,
+        settings,
+        {
+            "pairs": len(pairs),
+            "rank_before": float(np.median([one.before for one in chosen])),
+            "rank": float(np.median([one.rank for one in chosen])),
+            "separation": float(np.median([one.separation for one in chosen])),
+            "nats": float(np.median([one.cost for one in chosen])),
+            "reached": reached,
+        },
+        (
+            table("circuit", "Best rank of each pair under 10 % of held-out loss, else of all", CIRCUIT_COLUMNS, rows,
+                  "Contrast: what the head gathers where A is current, less elsewhere. Separation: rank elsewhere over "
+                  "rank at A."),
+            table("circuit-frontier", "Best rank within a budget of held-out loss",
+                  ["nats at most", "B at A, median", "pairs with a setting"], budget_rows),
+            table("circuit-halves", "The halves alone, at the largest strength and β",
+                  ["made", "B at A, median", "times better, median"], half_rows),
+            table("circuit-positions", "Separation by positions the reader's row was measured on",
+                  ["positions of A", "pairs", "best separation, median"], counted),
+        ),
+    )  # fmt: skip
+
+
+CIRCUIT_COLUMNS = [
+    "A", "B", "head", "contrast", "strength", "β", "B at A before", "B at A", "elsewhere before", "elsewhere",
+    "separation", "nats",
+]  # fmt: skip
+HALVES: tuple[tuple[str, Callable[[Circuit], float]], ...] = (
+    ("nothing", lambda one: one.before),
+    ("the write alone", lambda one: one.write_alone or float("nan")),
+    ("the reader alone", lambda one: one.reader_alone or float("nan")),
+    ("both", lambda one: one.rank),
+)
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if len(values) else None
+
+
+def pair_before(made: Sequence[Circuit], pair: Pair) -> float:
+    """B's rank at A before anything was made."""
+    return next(one.before for one in made if one.pair == pair)
