@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from app.catalogue import Catalogue
     from app.collections import Collections
     from app.jobs import Queue
+    from app.monitors import Monitors
     from app.notes import Notes
     from app.store import Store
     from legible_core.token_service import TokenizerService
@@ -49,6 +50,13 @@ class Services:
         from app.collections import Collections
 
         return Collections(self.store.database)
+
+    @property
+    def monitors(self) -> Monitors:
+        """Monitors, the texts under them, and what they flagged."""
+        from app.monitors import Monitors
+
+        return Monitors(self.store.database)
 
     def close(self) -> None:
         self.tokenizers.close()

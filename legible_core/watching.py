@@ -87,23 +87,25 @@ class Watch:
         self._held = np.zeros(len(rows), np.int64)
         self._ids: list[int] = []  # of the window
         self._cache = model.new_cache()
-        self._edits: tuple[Edit, ...] = ()
+        self._stops = [index for index, m in enumerate(monitors) if m.gate is not None and m.gate.stop]
         self.count = 0
+        self.stopped: int | None = None
 
     @torch.no_grad()
     def read(self, ids: Sequence[int]) -> Iterator[Seen]:
-        """The next tokens of the text, at most `CHUNK` at a time.
+        """The next tokens of the text, at most `CHUNK` at a time, up to a hit of a monitor whose gate stops.
 
+        After such a hit `stopped` is that monitor's number, and nothing more is read.
         Raises `NotExact` where a watched value is no finite number, naming the component and the token.
         """
         context = self.model.config.context
         start = 0
-        while start < len(ids):
+        while start < len(ids) and self.stopped is None:
             if len(self._ids) == context:  # the window after it begins half a context later
                 self._open(self._ids[max(1, context // 2) :])
             part = list(ids[start : start + min(CHUNK, context - len(self._ids))])
             self._pass(part)
-            yield self._see(part)
+            yield self._until_stopped(self._see(part))
             start += len(part)
 
     def lost(self) -> dict[str, float]:
@@ -159,6 +161,15 @@ class Watch:
         self.count += len(ids)
         return seen
 
+    def _until_stopped(self, seen: Seen) -> Seen:
+        """The tokens up to the first hit of a monitor whose gate stops; what was read after it is not told."""
+        found = np.argwhere(seen.hits[:, self._stops])
+        if not len(found):
+            return seen
+        last, which = found[0].tolist()
+        self.stopped, self.count = self._stops[which], seen.start + last + 1
+        return Seen(seen.start, seen.ids[: last + 1], seen.values[: last + 1], seen.hits[: last + 1])
+
     def _flag(self, values: NDArray[np.float32]) -> Bool[np.ndarray, "n m"]:
         """Which tokens are hits of which monitors; remembers for how long each condition has held."""
         chosen = values[:, self._column]
@@ -192,7 +203,6 @@ def watched(
     model, given = watch.model, [*ids, *done]
     gates = [monitor.gate for monitor in watch.monitors]
     changed = [set(places) for places in edited] or [set() for _ in gates]
-    stops = [index for index, gate in enumerate(gates) if gate is not None and gate.stop]
     if watch.count < len(given):
         begun = watch.count
         watch._open(given[:begun], _placed(watch, changed, begun))
@@ -211,8 +221,9 @@ def watched(
         seen = watch._see(part)
         hit = np.flatnonzero(seen.hits[-1]).tolist()
         over = place == sampling.tokens or (place > 0 and part[-1] in stop)
-        stopped = next((index for index in hit if index in stops), None)
+        stopped = next((index for index in hit if index in watch._stops), None)
         if over or stopped is not None:
+            watch.stopped = stopped
             yield Step(seen, None, (), stopped)
             return
         acting = tuple(index for index in hit if (gate := gates[index]) is not None and gate.edits)

@@ -32,6 +32,7 @@ CORE = """
     reads intervals
     text_stream monitor
     naming
+    drift hits
     contributors details causal editing structure
     upstream values bounds
     lineage
@@ -54,11 +55,11 @@ APP = """
     wake job_types store_types search_query names_index
     leading
     job_queries
-    store jobs search
+    store jobs search monitors
     catalogue supervisor
     services worker texts
     indexing
-    scanning looking generating bounding
+    scanning looking generating bounding watching
     handlers
     figures run_figures
     pages
@@ -69,10 +70,10 @@ APP = """
 TORCH_FREE = """
     notebook
     errors display folder memory units tokens token_service config interventions interventions_text reading registry naming.names reads
-    compare sampling intervals
-    text_stream monitor
+    compare sampling intervals lineage
+    text_stream monitor drift hits
     naming.lexicon naming.columns naming.contexts naming.places figures legibility training.history
-    evaluation.records evaluation.data evaluation.encode evaluation.journal
+    evaluation.records evaluation.data evaluation.encode evaluation.journal causal.records
     editing.results
     accounting.counts accounting.records accounting.written
 """
