@@ -38,7 +38,7 @@ KEPT_FINISHED = 1000
 # newest ones are kept, so that all of them together stay under KEPT_CLOSE_UPS * MAX_RESULT_BYTES.
 KEPT_CLOSE_UPS = 64
 MAX_RESULT_BYTES = 4 << 20
-LASTING = ("read", "scan", "index", "values", "similar", "generate", "pair")
+LASTING = ("read", "scan", "index", "values", "similar", "generate", "pair", "check", "necessity", "sufficiency")
 
 LOST = "The worker stopped while it ran this job"
 

@@ -351,6 +351,6 @@ def _fields(state: QuantifierState) -> tuple[Tensor, Tensor, Tensor]:
 
 def _batches(plan: Plan) -> Iterable[list[int]]:
     """Rows that have edits, those that begin deepest last, in batches of at most `ROWS`."""
-    order = sorted((row for row, start in enumerate(plan.starts) if start is not None), key=lambda r: plan.starts[r])
+    order = [row for _, row in sorted((start, row) for row, start in enumerate(plan.starts) if start is not None)]
     for first in range(0, len(order), ROWS):
         yield order[first : first + ROWS]

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tiny_models import designs, random_ids, tiny_config, tiny_model
 
 from legible_core.causal import rerun
 from legible_core.causal.rerun import Plan, Rerun
@@ -15,6 +14,7 @@ from legible_core.interventions import Edit
 from legible_core.model import Transformer
 from legible_core.model.quantifiers import quantify
 from legible_core.units import Channel, Head, Unit
+from tests.tiny_models import designs, random_ids, tiny_config, tiny_model
 
 CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 1e-4}
 
