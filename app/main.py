@@ -18,6 +18,7 @@ import app.pages as pages
 from app import errors
 from app.indexing import look_soon
 from app.pages import view
+from app.pages.snippet import snippet
 from app.paths import static_dir
 from app.security import Guard
 from app.services import open_services
@@ -70,7 +71,10 @@ def create_app(settings: Settings) -> FastAPI:
 
 def _error_page(request: Request, error: LegibleError) -> str:
     template = view.environment().get_template("error.html")
-    return template.render(urls=urls_for(request), here=view.here(request), shown=view.shown(request), error=error)
+    below = snippet(request, error=True)
+    return template.render(
+        urls=urls_for(request), here=view.here(request), shown=view.shown(request), error=error, snippet=below
+    )
 
 
 def _page_modules(name: str) -> list[Any]:

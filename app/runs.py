@@ -262,6 +262,8 @@ def _named(records: list[Record]) -> dict[str, Record]:
             continue
         folders.add(record.folder)
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", record.folder.name).strip(".-") or "run"
+        if name.endswith(".json"):  # an address that ends so is the JSON of the run without it
+            name = f"{name.removesuffix('.json')}-json"
         if name in found:
             name += "-" + hashlib.sha256(str(record.folder).encode()).hexdigest()[:6]
         found[name] = record

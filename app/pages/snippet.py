@@ -25,9 +25,12 @@ _KEPT = "/:@!$&'()*+,;=-._~"  # what a path may hold as it is; a query also % an
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """`python` and `curl` are there where the page has a JSON twin; `ask` and `command` for the reading of a prompt."""
+    """`python` and `curl` are there where the page has a JSON twin; `ask` and `command` for the reading of a prompt.
 
-    address: str
+    Without an address the page is the answer to a form. Of an error `curl` asks for the same error as JSON.
+    """
+
+    address: str | None
     python: str | None = None
     curl: str | None = None
     ask: str | None = None
@@ -43,13 +46,13 @@ def setup(app: FastAPI) -> None:
     app.state.has_twin = {}
 
 
-def snippet(request: Request, context: Any = None) -> Snippet | None:
-    """What stands below the page of this request; None for the answer to a form, which no address gives again.
+def snippet(request: Request, context: Any = None, *, error: bool = False) -> Snippet | None:
+    """What stands below the page of this request, or of an `error` in its place.
 
-    None too for an address longer than LONGEST, which is refused anyway and would stand here six times.
+    None for an address longer than LONGEST, which is refused anyway and would stand here six times.
     """
-    if request.method != "GET":
-        return None
+    if request.method not in ("GET", "HEAD"):
+        return Snippet(None)
     urls = urls_for(request)
     origin = f"{request.url.scheme}://{request.url.netloc}"
     path = quote(str(request.scope["path"]), safe=_KEPT)
@@ -57,12 +60,17 @@ def snippet(request: Request, context: Any = None) -> Snippet | None:
     here = path + (f"?{query}" if query else "")
     if len(here) > LONGEST:
         return None
-    if not _has_twin(request):
+    twin = _has_twin(request)
+    if not twin and not error:
         return Snippet(origin + here)
     client = f"from legible_client import Client\n\nclient = Client({origin + urls.root_path!a})\n"
     services = getattr(request.app.state, "services", None)
     token = services is not None and services.settings.token is not None
     bearer = '-H "Authorization: Bearer $LEGIBLE_TOKEN" ' if token else ""
+    if error:
+        asked = f'curl -gsS -H "Accept: application/json" {bearer}{shlex.quote(origin + here)}'
+        python = f"{client}page = client.page({here.removeprefix(urls.root_path) or '/'!a})  # raises this error"
+        return Snippet(origin + here, python if twin else None, asked)
     ask = _ask(client, context)
     return Snippet(
         address=origin + here,
@@ -91,6 +99,8 @@ def _has_twin(request: Request) -> bool:
     """Whether the .json address leads to a route of that name; the same for every page of one route."""
     known: dict[Any, bool] = request.app.state.has_twin
     endpoint = request.scope.get("endpoint")
+    if endpoint is None:
+        return False  # an address that no page has
     if endpoint not in known:
         scope = {**request.scope, "path": urls_for(request).json(str(request.scope["path"]))}
         known[endpoint] = any(route.matches(scope)[0] is Match.FULL for route in request.app.state.twins)

@@ -33,6 +33,7 @@ from legible_core.registry import Checkpoint
 from legible_core.training.batches import Batches
 from legible_core.training.data import Order, Progress
 from legible_core.training.distributed import agree, any_of, first_alone, losing, rank, same_everywhere, share, world
+from legible_core.training.fit import check_fits
 from legible_core.training.folder import check_owner, claim, find_corpus, find_tokenizer
 from legible_core.training.guard import Guard
 from legible_core.training.optimiser import Optimiser
@@ -95,6 +96,7 @@ class Run:
         self.recipe, self.folder, self.device = recipe, folder, torch.device(device)
         self.telemetry_every, self.precision, self.compiled = telemetry_every, precision, compiled
         _check_share(recipe)
+        check_fits(recipe, self.device, precision)
         check_owner(folder, recipe)
         folder.mkdir(parents=True, exist_ok=True)
         source = Files(text) if isinstance(text, Path) else text

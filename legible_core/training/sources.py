@@ -14,8 +14,9 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import IO, Any, NamedTuple, TypeAlias
 
 from legible_core.errors import LegibleError, NotFound, TooLarge, Unavailable
 from legible_core.training.recipe import HUB
@@ -29,6 +30,8 @@ WINDOW = 512
 # A stretch of text this long without a place to cut it is refused: it would have to be held whole.
 LONGEST = 1 << 24
 MAX_FILES = 100_000
+# What unpacking may take: `xz -9` makes files that take 65 MiB, the format allows 4 GiB.
+XZ_MEMORY = 256 << 20
 ENDINGS = (".txt", ".xz")
 
 # A cut stands between the two newlines of a blank line, else behind a newline, else before a space; never inside a
@@ -242,15 +245,40 @@ def _cut(held: str, fits: Fits | None) -> int:
     return 0
 
 
+def _unpacked(file: IO[bytes]) -> Iterator[bytes]:
+    """The contents of an .xz file, at most CHUNK bytes at a time, within XZ_MEMORY; its streams follow each other.
+
+    Raises LZMAError for what is damaged or needs a larger dictionary, EOFError for what is cut off.
+    """
+    data = file.read(CHUNK)
+    while data:
+        engine = lzma.LZMADecompressor(memlimit=XZ_MEMORY)
+        while not engine.eof:
+            if unpacked := engine.decompress(data, CHUNK):
+                yield unpacked
+            data = b""
+            if engine.needs_input and not engine.eof:
+                data = file.read(CHUNK)
+                if not data:
+                    raise EOFError("it ends in the middle")
+        data = engine.unused_data.lstrip(b"\0")  # zeros pad what lies between streams
+        while not data and (more := file.read(CHUNK)):
+            data = more.lstrip(b"\0")
+
+
+def _plain(file: IO[bytes]) -> Iterator[bytes]:
+    while data := file.read(CHUNK):
+        yield data
+
+
 def _chunks(path: Path) -> Iterator[tuple[str, int]]:
     """A file's text, line ends as LF, with how many of its bytes on disk were read."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
     read = 0
     try:
-        with path.open("rb") as raw, lzma.open(raw) if path.suffix == ".xz" else raw as file:
-            while True:
-                data = file.read(CHUNK)
+        with path.open("rb") as raw:
+            for data in chain(_unpacked(raw) if path.suffix == ".xz" else _plain(raw), (b"",)):
                 waiting = len(decoder.getstate()[0])
                 try:
                     text = decoder.decode(data, final=not data)
@@ -266,8 +294,8 @@ def _chunks(path: Path) -> Iterator[tuple[str, int]]:
                     text = text.removeprefix("\ufeff")
                 read += len(data)
                 yield newlines.decode(text, final=not data), raw.tell()
-                if not data:
-                    return
     except (OSError, lzma.LZMAError, EOFError) as error:
         reason = getattr(error, "strerror", None) or error
+        if isinstance(error, lzma.LZMAError) and "memory" in str(error).lower():
+            reason = f"unpacking takes more than {XZ_MEMORY >> 20} MiB; pack it with a smaller dictionary, as xz -9 has"
         raise LegibleError(f"{path} cannot be read ({reason}); give a UTF-8 text file.", code="bad_corpus") from None

@@ -145,6 +145,17 @@ def test_names_are_safe_and_do_not_move(tmp_path: Path) -> None:
     assert len(Runs(tmp_path / "data", (str(tmp_path / "x"),)).names()) == 3
 
 
+def test_no_name_ends_as_the_json_of_another_does(tmp_path: Path) -> None:
+    for name in ("a", "a.json", "a-json"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "recipe.json").write_text("{}")
+    names = Runs(tmp_path / "data", (str(tmp_path),)).names()
+    assert len(names) == 3
+    assert {record.folder.name for record in names.values()} == {"a", "a.json", "a-json"}
+    assert not [name for name in names if name.endswith(".json")]
+
+
 def test_a_folder_that_is_gone_says_so(tmp_path: Path) -> None:
     folder = make(tmp_path / "gone")
     with announced(tmp_path / "data", folder):

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import urllib.error
 import urllib.request
 from html.parser import HTMLParser
 from urllib.parse import quote
@@ -14,7 +15,7 @@ import pytest
 from conftest import Live
 from test_client import NASTY
 
-from legible_client import Client
+from legible_client import Client, ClientError
 
 
 class Shown(HTMLParser):
@@ -40,8 +41,12 @@ class Shown(HTMLParser):
 
 def page(live: Live, path: str) -> dict[str, str]:
     headers = {"authorization": f"Bearer {live.token}", "accept": "text/html"}
-    with urllib.request.urlopen(urllib.request.Request(live.address + path, headers=headers)) as answer:
-        text = answer.read().decode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(live.address + path, headers=headers)) as answer:
+            text = answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            text = error.read().decode()
     assert live.token not in text
     return Shown(text).found
 
@@ -113,3 +118,24 @@ def test_shown_lines_are_only_characters_that_are_what_they_look_like(live):
     query = f"position={made.position}&target={made.target.id}"
     lines = page(live, f"/models/{live.checkpoint.slug}/readings/{made.digest}?{query}")
     assert all(text.replace("\n", "").isascii() and text.replace("\n", "").isprintable() for text in lines.values())
+
+
+def test_an_errors_lines_give_the_error_and_a_form_has_none(live, monkeypatch):
+    slug = live.checkpoint.slug
+    for path, twin in (("/nowhere", False), ("/models/nobody", True), (f"/models/{slug}/layers/99", True)):
+        lines = page(live, path)
+        assert set(lines) == ({"python", "curl"} if twin else {"curl"}), path
+        body = in_shell(live, lines["curl"])
+        assert body["error"]["message"]
+        if twin:
+            with pytest.raises(ClientError) as failure:
+                in_python(live, monkeypatch, lines["python"])
+            assert failure.value.message == body["error"]["message"]
+    address = f"{live.address}/models/{slug}/readings"
+    headers = {"authorization": f"Bearer {live.token}", "accept": "text/html"}
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(urllib.request.Request(address, data=b"prompt=", headers=headers))
+    with refused.value as answer:
+        text = answer.read().decode()
+    assert Shown(text).found == {}
+    assert "This page answers a form" in text

@@ -6,9 +6,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
-from legible_core.errors import LegibleError, NotFound
-from legible_core.training import warnings
+from legible_core.errors import LegibleError, NotFound, TooLarge
+from legible_core.model import Transformer
+from legible_core.training import fit, loop, warnings
 from legible_core.training.recipe import Recipe, load_recipe, resolve
 
 SMALL = """
@@ -185,3 +187,27 @@ def test_a_run_written_before_an_entry_existed_reads_with_its_default(tmp_path: 
     assert Recipe.from_json(data) == now
     with pytest.raises(LegibleError, match="name is missing"):
         Recipe.from_json({})
+
+
+def test_a_model_that_no_memory_holds_is_refused_with_its_numbers(tmp_path: Path, monkeypatch) -> None:
+    made = recipe(tmp_path)
+    config = made.model.config(made.data.vocab_size)
+    found = fit.need(config, 16)
+    assert found.parameters == sum(parameter.numel() for parameter in Transformer(config).parameters())
+    assert found.total == 12 * found.parameters + 2 * 16 * (4 * 16 + 64) * 4
+    cpu = torch.device("cpu")
+    fit.check_fits(made, cpu)
+    monkeypatch.setattr(fit, "_memory", lambda device: found.total)
+    fit.check_fits(made, cpu)
+    monkeypatch.setattr(fit, "_memory", lambda device: found.total - 1)
+    with pytest.raises(TooLarge, match=f"{found.parameters:,} parameters in 2 layers"):
+        fit.check_fits(made, cpu)
+    fit.check_fits(made, cpu, "bfloat16")  # half the bytes for what the backward pass needs
+    deep = recipe(tmp_path, model="").model
+    huge = dataclasses.replace(made, model=dataclasses.replace(deep, n_layers=100_000, d_model=1024, d_ff=4096))
+    monkeypatch.undo()
+    with pytest.raises(TooLarge, match=r"100,000 layers and needs at least [\d,.]+ GB"):
+        loop.Run(huge, tmp_path / "run", tmp_path / "text.txt")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(fit, "_memory", lambda device: None)
+    fit.check_fits(huge, cpu)

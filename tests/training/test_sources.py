@@ -268,3 +268,25 @@ def test_a_recipe_names_a_dataset(tmp_path: Path) -> None:
     assert find_source(resolve("hf:owner/name@main", tmp_path)) == Hub("owner/name@main")
     assert find_source(resolve("a.txt", tmp_path)) == Files(tmp_path / "a.txt")
     assert recipe_of().data.max_tokens is None
+
+
+def test_packed_text_of_any_make_and_a_dictionary_that_is_too_large(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "CHUNK", 100)
+    text = "".join(f"line {i}\n" for i in range(300))
+    half = len(text) // 2
+    for name, packed in {
+        "one": lzma.compress(text.encode()),
+        "old": lzma.compress(text.encode(), lzma.FORMAT_ALONE),
+        "many": lzma.compress(text[:half].encode()) + b"\0" * 400 + lzma.compress(text[half:].encode()) + b"\0" * 4,
+    }.items():
+        path = tmp_path / f"{name}.xz"
+        path.write_bytes(packed)
+        assert "".join(part for part, _ in sources._chunks(path)) == text, name
+        path.write_bytes(packed[:-30])
+        with pytest.raises(LegibleError, match="cannot be read"):
+            list(sources._chunks(path))
+    greedy = tmp_path / "greedy.xz"
+    greedy.write_bytes(lzma.compress(b"a" * 100, filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 23}]))
+    monkeypatch.setattr(sources, "XZ_MEMORY", 4 << 20)
+    with pytest.raises(LegibleError, match=r"takes more than 4 MiB.*smaller dictionary"):
+        list(sources._chunks(greedy))
