@@ -33,8 +33,10 @@ CORE = """
     text_stream monitor
     naming
     drift hits
-    contributors details causal editing structure
+    contributors details structure
     upstream values bounds
+    causal
+    editing
     lineage
     checkpoint child
     training
@@ -59,7 +61,7 @@ APP = """
     catalogue supervisor
     services worker texts
     indexing
-    scanning looking generating bounding watching
+    scanning looking generating bounding watching checking
     handlers
     figures run_figures
     pages
