@@ -40,6 +40,10 @@ class Urls:
         """Where the model page's form posts a scan to."""
         return self._url(("models", slug, "scans"), {})
 
+    def against_parent(self, slug: str) -> str:
+        """Where a child's form posts a prompt to, to be compared with its parent."""
+        return self._url(("models", slug, "against-parent"), {})
+
     def layer(self, slug: str, layer: int, **query: object) -> str:
         return self._url(("models", slug, "layers", layer), query)
 
@@ -110,6 +114,10 @@ class Urls:
     def add_finding(self, item: str) -> str:
         """Where something (by its address) is put into a collection."""
         return self._url(("findings", "add"), {"item": item})
+
+    def monitors(self, id: int | None = None, *parts: object, **query: object) -> str:
+        """The monitors, or one of them; below it `edit`, `delete` and its `streams`, each with `text`, `hits`, ..."""
+        return self._url(("monitors", *(() if id is None else (id, *parts))), query)
 
     def search(self, **query: object) -> str:
         """`q` is what was typed, `side` promote or detect, `page` from 2 on."""

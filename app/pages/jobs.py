@@ -167,6 +167,9 @@ def _subject(urls: Urls, job: Job) -> tuple[str, str | None]:
     if job.kind == "generate" and job.subject:
         settings = {name: payload[name] for name in ("tokens", "temperature", "seed")}
         return f"go on with “{clipped(str(payload['text']), 48)}”", urls.generate(slug, job.subject, **settings)
+    if job.kind == "watch":
+        href = urls.monitors(payload["monitor"], "streams", payload["stream"])
+        return f"watch stream {payload['stream']} under “{payload['name']}”", href
     if job.kind == "pair":
         good, bad = str(payload["good"]), str(payload["bad"])
         return f"pair “{clipped(good, 30)}”, “{clipped(bad, 30)}”", urls.pairs(slug, good=good, bad=bad)

@@ -47,7 +47,9 @@ CORE = """
     api
 """
 APP = """
-    paths settings errors_text filesystem tables runs
+    paths settings errors_text filesystem tables_base
+    tables_names tables_people tables_monitors
+    tables runs
     options urls
     errors
     security database search_text
@@ -63,7 +65,7 @@ APP = """
     indexing
     scanning looking generating bounding watching checking
     handlers
-    figures run_figures
+    figures run_figures monitor_figures
     pages
     main
     commands
