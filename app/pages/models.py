@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import HTMLResponse
 
+from app.pages.children import Family, family_of
 from app.pages.embed import embedded_figures
 from app.pages.home import describe
 from app.pages.model_figures import Figure, beside, figures_of
@@ -37,6 +38,7 @@ CARD_WORDS = {
 # What a card measured, apart from where the checkpoint comes from; shares as per cent, counts in thousands.
 CARD_FIGURES = ("loss", "loss_se", "perplexity", "measured_tokens", "heldout", "evaluated_on", "half_life_median")
 CARD_SHARES = ("crisp", "on", "selective", "constant", "alive", "nameable", "labelled", "value_selective", "latches")
+LINEAGE = ("parent", "parent_slug", "edits")  # shown in words, with links
 QUALITY_WORDS = {"loss": "loss (nats a token)", "loss_se": "its standard error", "tokens": "predicted tokens"}
 CORPUS_WORDS = {
     "name": "text", "sha256": "SHA-256 of its ids", "naming": "tokens for names",
@@ -109,6 +111,7 @@ class ModelPage:
     config: dict[str, Any]
     hash: str
     judged: Judged
+    family: Family
     origin: str
 
 
@@ -138,6 +141,7 @@ def model_json(slug: str, request: Request, services: Annotated[Services, Depend
             if names is None
             else {key: names.meta.get(key) for key in ("corpus", "quality", "legibility", "thresholds")},
             "missing": missing,
+            "family": family_of(services, urls_for(request), checkpoint),
             "evaluation": None if stored is None else document(checkpoint, stored.tasks)["tasks"],
         }
     )
@@ -172,7 +176,7 @@ def _model(services: Services, slug: str, urls: Urls, origin: str) -> ModelPage:
         slug=checkpoint.slug,
         name=checkpoint.title,
         said=describe(checkpoint),
-        card=tuple(_card_fact(key, value) for key, value in fields.items() if key not in measured),
+        card=tuple(_card_fact(key, value) for key, value in fields.items() if key not in (*measured, *LINEAGE)),
         card_figures=tuple(_card_fact(key, value) for key, value in fields.items() if key in measured),
         body=_blocks(without_tables(checkpoint.card.body)),
         quality=_quality(checkpoint, names),
@@ -188,6 +192,7 @@ def _model(services: Services, slug: str, urls: Urls, origin: str) -> ModelPage:
         config=checkpoint.config.to_json(),
         hash=checkpoint.hash,
         judged=judged(checkpoint, services.catalogue, urls),
+        family=family_of(services, urls, checkpoint),
         origin=origin,
     )
 
