@@ -8,6 +8,7 @@
 | why, values, patterns, similar | see `app.looking` | what each looks at closer |
 | bounds | request, slug, unit (its id), optionally radius | `bounds.unit_bounds` |
 | generate | digest of a stored text, checkpoint, dtype, tokens, temperature, seed | see `app.generating` |
+| check, necessity, sufficiency, path, sources | see `app.checking` | what a re-run of a prediction says |
 | watch | stream (its id) | see `app.watching` |
 | index | slug, checkpoint (its hash) | its names are searchable |
 | scan | slug, corpus (a path on the worker's machine), optionally tokens, out | the figures; names are written |
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
-from app import bounding, generating, indexing, looking, scanning, watching
+from app import bounding, checking, generating, indexing, looking, scanning, watching
 from app.catalogue import Catalogue
 from app.names_index import NamesIndex
 from app.settings import Settings
@@ -47,6 +48,7 @@ def handlers(settings: Settings) -> Mapping[str, Handler]:
         indexing.KIND: indexing.handle,
         **looking.kinds(engines),
         **bounding.kinds(engines),
+        **checking.kinds(engines),
         **generating.kinds(engines),
         **watching.kinds(engines),
     }

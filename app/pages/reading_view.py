@@ -23,11 +23,14 @@ from app.pages.view import chance, clipped, iframe, percent
 from app.store_types import StoredReading
 from app.urls import Urls
 from legible_core.config import ModelConfig
+from legible_core.interventions import Edit
+from legible_core.interventions_text import edit_text
 from legible_core.naming.names import Names
 from legible_core.reading import Contributor, Shares, Summary, Token
 from legible_core.units import GLYPHS
 
 if TYPE_CHECKING:
+    from app.pages.causal import Checks
     from app.pages.compare_form import CompareForm
     from app.pages.revisions import Revised
 
@@ -139,6 +142,7 @@ class ReadingPage:
     panel_embed: str
     compare: CompareForm | None = None
     revised: Revised | None = None
+    checks: Checks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +375,8 @@ def command_line(slug: str, text: str, summary: Summary) -> str | None:
         words += ["--contrast", f"id:{summary.contrast.id}"]
     if summary.relative_to != ("nothing" if summary.contrast is None else "contrast"):
         words += ["--relative-to", summary.relative_to]
+    for edit in summary.edits:
+        words += ["--edit", edit_text(Edit.from_json(edit))]
     return f"{shlex.join([*words, '--json', '--', slug])} {_in_shell(text)}"
 
 

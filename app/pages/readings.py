@@ -33,6 +33,7 @@ from app.pages.asking import (
     start_reading,
     submit_reading,
 )
+from app.pages.causal import checks_mark, checks_of
 from app.pages.compare_form import compare_form, slugs
 from app.pages.detail import panel_for
 from app.pages.embed import embedded, parts_of
@@ -68,6 +69,7 @@ class Asked(BaseModel):
     relative_to: Literal["nothing", "mean", "contrast"] | None = None
     component: str | None = Field(default=None, max_length=40, description="the head or unit shown: L5.h2, L5.u263")
     revision: int | None = Field(default=None, ge=1, description="1 for the first result; the newest when left out")
+    checks: bool = Field(default=False, description="check each contribution by removing it, if that is not done yet")
     target_text: str = Field(default="", max_length=1000, description="a token by its text; its id takes its place")
     contrast_text: str = Field(default="", max_length=1000)
 
@@ -94,10 +96,10 @@ class Asked(BaseModel):
 
 @dataclass(slots=True)
 class Kept:
-    """A finished page, what it was made of (revision, collected, notes), and when that was last looked up."""
+    """A finished page, what it was made of (revision, collected, notes, checks), and when that was last looked up."""
 
     body: bytes
-    mark: tuple[int, bool, int]
+    mark: tuple[object, ...]
     seen: float
 
 
@@ -136,7 +138,7 @@ def new(
     form: Annotated[PromptForm, Depends(prompt_form)],
 ) -> Response:
     """Read the last prediction of a prompt; answers with the reading's address."""
-    address = start_reading(services, urls_for(request), services.catalogue.get(slug), form.prompt)
+    address = start_reading(services, urls_for(request), services.catalogue.get(slug), form.prompt, edits=form.edits)
     return RedirectResponse(address, status_code=303)
 
 
@@ -244,18 +246,21 @@ def _open(request: Request, slug: str, digest: str, key: tuple[str, ...], kept: 
     if (asked.position is None or asked.target is None) and not waited:
         return RedirectResponse(explicit, status_code=303)
     headers = {"hx-replace-url": explicit} if waited and (asked.position is None or asked.target is None) else {}
-    mark = (stored.revision_id, stored.collected, services.notes.mark(stored.checkpoint_hash))
+    mark = (
+        stored.revision_id, stored.collected, services.notes.mark(stored.checkpoint_hash),
+        checks_mark(services, stored),
+    )  # fmt: skip
     if kept is not None and kept.mark == mark:
         kept.seen = time.monotonic()
         return HTMLResponse(kept.body)
-    body, final = _render(slug, request, stored, chosen, services)
+    body, final = _render(slug, request, stored, chosen, services, asked.checks)
     if final and not headers and asked.revision is None:  # what is newest is no part of an old revision's mark
         _kept_pages(request).put(key, Kept(body, mark, time.monotonic()), len(body))
     return HTMLResponse(body, headers=headers)
 
 
 def _render(
-    slug: str, request: Request, stored: StoredReading, chosen: Chosen, services: Services
+    slug: str, request: Request, stored: StoredReading, chosen: Chosen, services: Services, asks: bool
 ) -> tuple[bytes, bool]:
     """The page's bytes, and whether they are final (a panel may still wait for the worker)."""
     checkpoint = checkpoint_of(services, stored.checkpoint_hash)
@@ -266,8 +271,12 @@ def _render(
     form = compare_form(
         urls_for(request), context.summary, chosen, slug=slug, text=text, checkpoints=slugs(services)
     )
-    context = replace(context, compare=form, revised=revised(services, urls_for(request), slug, stored, chosen))
-    return html(request, "reading.html", context).encode(), panel.final
+    checks = checks_of(services, urls_for(request), slug, stored, checkpoint, asks)
+    context = replace(
+        context, compare=form, revised=revised(services, urls_for(request), slug, stored, chosen), checks=checks
+    )
+    final = panel.final and (checks is None or not checks.poll)
+    return html(request, "reading.html", context).encode(), final
 
 
 def with_people(services: Services, urls: Urls, checkpoint: Checkpoint | None, panel: Panel | None) -> Panel | None:
@@ -359,7 +368,7 @@ def request_of(prompt: Prompt, asked: Asked) -> ReadingRequest:
     position = len(prompt.ids) - 1 if asked.position is None else asked.position
     dtype: Any = prompt.dtype
     return ReadingRequest(
-        prompt.checkpoint_hash, prompt.ids, position, asked.target, asked.contrast, asked.relative_to, dtype
+        prompt.checkpoint_hash, prompt.ids, position, asked.target, asked.contrast, asked.relative_to, dtype, prompt.edits
     )
 
 
