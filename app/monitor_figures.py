@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from markupsafe import Markup, escape
 
@@ -24,6 +25,18 @@ class Bucket:
     def rate(self) -> float:
         """Hits per token."""
         return self.hits / self.tokens if self.tokens else 0.0
+
+    @property
+    def began(self) -> str:
+        return _moment(self.start)
+
+    @property
+    def ended(self) -> str:
+        return _moment(self.end)
+
+
+def _moment(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def buckets(blocks: Sequence[tuple[float, int, int]]) -> tuple[Bucket, ...]:

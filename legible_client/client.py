@@ -15,6 +15,8 @@ from typing import IO, Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from legible_client.errors import ClientError, JobFailed, Refused, ServerFailed, TimedOut, Unknown, Unreachable
+from legible_core.interventions import Edit
+from legible_core.interventions_text import as_edits, edit_text
 from legible_core.reading import Reading
 
 FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0  # seconds between retries: doubled each time
@@ -120,6 +122,7 @@ class Client:
         contrast: str | None = None,
         position: int | None = None,
         relative_to: str | None = None,
+        edits: Iterable[Edit | str] = (),
         timeout: float = 300.0,
         progress: Progress | None = None,
     ) -> Reading:
@@ -128,7 +131,11 @@ class Client:
         The server reads the prompt's last prediction as well and keeps both under their addresses.
         """
         place = f"/models/{quote(slug, safe='')}/readings"
-        location = self._post(place, {"prompt": prompt})
+        fields = {"prompt": prompt}
+        texts = [edit_text(edit) for edit in as_edits(edits)]
+        if texts:
+            fields["edits"] = "\n".join(texts)
+        location = self._post(place, fields)
         page = urlsplit(location).path
         asked = {"target_text": target, "contrast_text": contrast, "position": position, "relative_to": relative_to}
         query = {name: value for name, value in asked.items() if value is not None}
@@ -144,6 +151,47 @@ class Client:
                 yield self.read(slug, prompt, **words)
             except (Refused, JobFailed) as error:
                 yield error
+
+    # ---- monitors ----------------------------------------------------------------------------------------------------
+
+    def watch(
+        self, monitor: int, pieces: Iterable[str | bytes], *, timeout: float = 300.0, wait: float = 20.0
+    ) -> Iterator[dict[str, Any]]:
+        """Send a text to a monitor piece by piece (cut anywhere, at most 1 MiB each) and yield what it flags.
+
+        Each kept hit as `{"hit": {"token", "offset", "id", "values"}}`, as they are found between the pieces and after
+        them, then `{"summary": {...}}` with the exact counts. Raises `JobFailed` where the server could not read it.
+        """
+        stream = urlsplit(self._post(f"/monitors/{int(monitor)}/streams", {"open": "1"})).path.removeprefix(self.root)
+        after, until = -1, time.monotonic() + timeout
+        for piece in pieces:
+            self._piece(stream, piece.encode() if isinstance(piece, str) else piece, last=False)
+            for line in self._followed(stream, after, 0.0):
+                if "hit" in line:
+                    after = line["hit"]["token"]
+                    yield line
+        self._piece(stream, b"", last=True)
+        while True:
+            for line in self._followed(stream, after, wait):
+                if "hit" in line:
+                    after = line["hit"]["token"]
+                    yield line
+                elif "summary" in line:
+                    yield line
+                    return
+                elif "error" in line:
+                    said = line["error"]
+                    raise JobFailed(str(said.get("message")), code=str(said.get("code")), hint=said.get("hint"))
+            self._pause(f"Stream {stream} has not ended", FIRST_POLL, until, timeout)
+
+    def _piece(self, stream: str, data: bytes, *, last: bool) -> None:
+        status, _, _ = self._send(f"{stream}/text?last={int(last)}", data, "application/octet-stream")
+        if status != 202:
+            raise ServerFailed(f"{stream} answered {status} where a piece is accepted.", status=status)
+
+    def _followed(self, stream: str, after: int, wait: float) -> list[dict[str, Any]]:
+        _, _, body = self._send(f"{stream}/hits?after={after}&wait={wait:g}", None)
+        return [json.loads(line) for line in body.splitlines()]
 
     # ---- jobs --------------------------------------------------------------------------------------------------------
 
@@ -224,9 +272,12 @@ class Client:
             raise ServerFailed(f"{path} answered {status} where a reading's address was expected.", status=status)
         return location
 
-    def _send(self, path: str, body: bytes | None) -> tuple[int, str, bytes]:
+    def _send(
+        self, path: str, body: bytes | None, kind: str = "application/x-www-form-urlencoded"
+    ) -> tuple[int, str, bytes]:
         url = self.origin + self.root + path
-        request = urllib.request.Request(url, data=body, headers={"accept": "application/json"})
+        headers = {"accept": "application/json"} | ({} if body is None else {"content-type": kind})
+        request = urllib.request.Request(url, data=body, headers=headers)
         if self._token:
             request.add_header("authorization", f"Bearer {self._token}")
         try:
