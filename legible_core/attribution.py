@@ -7,22 +7,29 @@ vocabulary's mean row) and std(x) frozen at its actual value:
 
 Subtracting the mean from each write equals subtracting it once from w⊙γ, so one direction d serves all components, and
 a layer's units cost one matrix-vector product, a ⊙ (W_downᵀ d). The writes themselves are never formed.
+
+Ordinary models (`legible_core.adapters`) differ in three places. A final RMSNorm subtracts no mean. Where a norm stands
+after a sublayer, its gain joins the direction and its divisor, frozen at its actual value, divides the sublayer's
+terms. Where the logits pass a soft-cap, the sum is of the logit before it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from legible_core.axes import Float
 from legible_core.config import FeedForward, ModelConfig
 from legible_core.errors import LegibleError, NotExact
+from legible_core.interventions import Edit
 from legible_core.memory import ByteCache
-from legible_core.model import Transformer
+from legible_core.model.editing import added_at, direction_of, edited_matrix, weight_edits
+from legible_core.readable import Readable
 from legible_core.reading import Dtype, RelativeTo
 from legible_core.trace import Trace
 
@@ -43,12 +50,12 @@ class Question:
 class Projections:
     """Every write column seen from one question; depends on the weights alone, so every position and prompt shares it.
 
-    direction (d,): (w⊙γ) minus its mean. channels (L, d) and units (L, f): ⟨column, direction⟩, not yet divided by
+    direction (d,): (w⊙γ) minus its mean. channels (L, h·dh) and units (L, f): ⟨column, direction⟩, not yet divided by
     std(x). floor: the same product of each bias; `norm.bias` and `unembedding.bias` are final, never divided.
     """
 
     direction: Float[Tensor, " d"]
-    channels: Float[Tensor, "l d"]
+    channels: Float[Tensor, "l c"]
     units: Float[Tensor, "l f"]
     biases: dict[str, float]
     undivided: dict[str, float]
@@ -104,7 +111,7 @@ class Attribution:
 class Attributor:
     """Attributes values of one model; keeps the projections of the latest questions within `limit` bytes."""
 
-    def __init__(self, model: Transformer, dtype: Dtype = "float32", limit: int = 64 << 20) -> None:
+    def __init__(self, model: Readable, dtype: Dtype = "float32", limit: int = 64 << 20) -> None:
         self.model = model
         self.config: ModelConfig = model.config
         self.dtype: Dtype = dtype
@@ -118,7 +125,8 @@ class Attributor:
         Does not check that the sum closes: `Attribution.check` does.
         """
         config = self.config
-        seen = self.projections(question)
+        seen = self.seen(question, trace, position)
+        added = self._added(seen, trace.edits, position)
         x = trace.residual[position]
         scale = float(self.model.final_norm.scale(x.double()))
         activations = torch.stack([layer.hidden[position] for layer in trace.layers]).double()
@@ -126,11 +134,20 @@ class Attributor:
         units = activations * seen.units / scale
         channels = z * seen.channels.view(config.n_layers, config.n_heads, config.d_head) / scale
         direction = seen.direction.double()
-        floor = {
-            "embed.token": float(trace.embed_token[position].double() @ direction) / scale,
-            "embed.position": float(trace.embed_position[position].double() @ direction) / scale,
-        }
-        floor |= {name: value / scale for name, value in seen.biases.items()}
+        floor = {"embed.token": float(trace.embed_token[position].double() @ direction) / scale}
+        if trace.embed_position is not None:
+            floor["embed.position"] = float(trace.embed_position[position].double() @ direction) / scale
+        biases = {name: value / scale for name, value in seen.biases.items()}
+        for index, layer in enumerate(trace.layers):
+            for name, terms in (("attention", channels), ("feed_forward", units)):
+                divisor = getattr(layer, f"{name}_divisor")
+                if divisor is not None:
+                    after = float(divisor[position])
+                    terms[index] /= after
+                    if f"L{index}.{name}.bias" in biases:
+                        biases[f"L{index}.{name}.bias"] /= after
+        floor |= biases
+        floor |= {name: value / scale for name, value in added.items()}
         floor |= seen.undivided
         return Attribution(
             value=value_of(question, logits),
@@ -146,9 +163,46 @@ class Attributor:
         """The projections of a question, kept for the next position or prompt."""
         return self._projections.get_or_make(question, lambda: self._project(question), lambda made: made.n_bytes)
 
+    @torch.no_grad()
+    def seen(self, question: Question, trace: Trace, position: int) -> Projections:
+        """The projections of a question under the weights in force at a position of a trace, which edits may change."""
+        seen, edits = self.projections(question), trace.edits
+        if not edits:
+            return seen
+        channels, units = seen.channels, seen.units
+        for index, layer in enumerate(self._layers()):
+            for name, part, matrix, width in (
+                ("attention", layer.attention, "output", self.config.d_head),
+                ("feed_forward", layer.feed_forward, "down", 1),
+            ):
+                chosen = weight_edits(edits, index, name, position)
+                if not chosen:
+                    continue
+                gain = optional(part, "post_gain")
+                direction = seen.direction if gain is None else seen.direction * gain.float()
+                row = direction @ edited_matrix(getattr(part, matrix), chosen, width).float()
+                if name == "attention":
+                    channels = channels.clone()
+                    channels[index] = row
+                else:
+                    units = units.clone()
+                    units[index] = row
+        return replace(seen, channels=channels, units=units)
+
+    def _added(self, seen: Projections, edits: Sequence[Edit], position: int) -> dict[str, float]:
+        """The directions added at a position, by id (`L5.residual`), not yet divided by std(x): part of the floor."""
+        added: dict[str, float] = {}
+        for edit in added_at(edits, position, self.config.n_layers):
+            term = float(direction_of(edit, seen.direction).double() @ seen.direction.double())
+            added[str(edit.component)] = added.get(str(edit.component), 0.0) + term
+        return added
+
     def forget(self) -> None:
         """Drop the projections that are kept."""
         self._projections.clear()
+
+    def _layers(self) -> list[Any]:
+        return list(self.model.layers)
 
     @torch.no_grad()
     def rows(self, question: Question) -> tuple[Float[Tensor, " d"], float]:
@@ -182,22 +236,25 @@ class Attributor:
         w, b = self.rows(question)
         norm = self.model.final_norm
         direction64 = w * norm.gain.double()
-        direction64 = direction64 - direction64.mean()
+        if norm.centred:
+            direction64 = direction64 - direction64.mean()
         direction = direction64.float()
         channels: list[Tensor] = []
         units: list[Tensor] = []
         biases, undivided = {}, {}
-        for index, layer in enumerate(self.model.layers):
+        for index, layer in enumerate(self._layers()):
             parts: list[tuple[str, Any, str, list[Tensor]]] = [
                 ("attention", layer.attention, "output", channels),
                 ("feed_forward", layer.feed_forward, "down", units),
             ]
             for name, part, matrix, into in parts:
+                gain = optional(part, "post_gain")
+                seen64 = direction64 if gain is None else direction64 * gain.double()
                 # bf16 weights are widened one matrix at a time: a rounded direction would cost three digits.
-                into.append(direction @ getattr(part, matrix).float())
+                into.append((direction if gain is None else seen64.float()) @ getattr(part, matrix).float())
                 bias = optional(part, f"{matrix}_bias")
                 if bias is not None:
-                    biases[f"L{index}.{name}.bias"] = float(bias.double() @ direction64)
+                    biases[f"L{index}.{name}.bias"] = float(bias.double() @ seen64)
         if norm.bias is not None:
             undivided["norm.bias"] = float(w @ norm.bias.double())
         if self.model.unembedding_bias is not None:
@@ -205,7 +262,7 @@ class Attributor:
         return Projections(direction, torch.stack(channels), torch.stack(units), biases, undivided)
 
 
-def optional(module: nn.Module, name: str) -> Tensor | None:
+def optional(module: Any, name: str) -> Tensor | None:
     """A parameter that only some configurations have."""
     found = getattr(module, name, None)
     return found if isinstance(found, Tensor) else None
@@ -280,6 +337,11 @@ def shares(
     A net share over a net that is not positive is undefined, and `why_undefined` says so. The mass counts a head as one
     component; the named mass of a head is the part its named channels carry, in proportion to their absolute terms.
     """
+    if config.ordinary:
+        return {
+            "net": None, "mass": None, "named_net": None, "named_mass": None,
+            "why_undefined": "an ordinary model has no unit that is legible by construction",
+        }  # fmt: skip
     bounded = bounded_heads(config)
     legible = np.zeros(config.feed_forward.d_ff, dtype=bool)
     legible[: config.feed_forward.n_bounded] = True

@@ -25,6 +25,7 @@ from legible_core.units import (
     HeadOperand,
     Kind,
     Operand,
+    Ordinary,
     QuantifierOperand,
     Unit,
 )
@@ -59,7 +60,7 @@ class FeedForward:
     d_ff: int
     gelu_fraction: float = 1.0
     quantifier_fraction: float = 0.0
-    activation: Activation = "gelu"
+    activation: Activation | Ordinary = "gelu"
 
     @property
     def n_plain(self) -> int:
@@ -209,6 +210,11 @@ class ModelConfig:
     @property
     def d_head(self) -> int:
         return self.d_model // self.n_heads
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether the model was not built to be read: no operations, no memberships, no legible share."""
+        return False
 
     def is_bounded(self, layer: int, head: int) -> bool:
         """Whether the head's value is a membership or Boolean one."""

@@ -18,12 +18,13 @@ from torch.nn import functional as F
 from legible_core.attribution import Attribution, optional
 from legible_core.axes import Float
 from legible_core.config import ModelConfig
-from legible_core.model import Transformer
 from legible_core.model.quantifiers import half_life
 from legible_core.naming.promote import promotion
+from legible_core.readable import Readable
 from legible_core.reading import Contributor, DetectToken, LabelInfo, OperandValue, Promoted
 from legible_core.tokens import Tokenizer
 from legible_core.trace import Trace
+from legible_core.under_edits import decay_at, edited_layers, write_matrix
 from legible_core.units import (
     BOUNDED,
     GLYPHS,
@@ -48,6 +49,9 @@ OPERATIONS = {
     "sigmoid": "σ",
     "softplus": "softplus",
     "relu": "ReLU",
+    "silu": "SiLU",
+    "swiglu": "SiLU(gate)·up",
+    "geglu": "GELU(gate)·up",
 }
 # Channels shown with a head among the top contributors; the head's own page shows all.
 HEAD_CHANNELS = 3
@@ -59,7 +63,7 @@ CHUNK = 32
 class Describer:
     """Turns (layer, index) pairs of one reading into `Contributor`s."""
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer | None, names: Names | None) -> None:
+    def __init__(self, model: Readable, tokenizer: Tokenizer | None, names: Names | None) -> None:
         self.model = model
         self.config: ModelConfig = model.config
         self.tokenizer = tokenizer
@@ -93,7 +97,8 @@ class Describer:
             else:
                 value = float(attribution.units[layer, index])
                 activation = float(trace.layers[layer].hidden[position, index])
-                described.append(self._unit(layer, index, value, activation, values, promotes, rank))
+                decay = decay_at(trace, Unit(layer, index), position)
+                described.append(self._unit(layer, index, value, activation, values, promotes, rank, decay))
         return tuple(described)
 
     def _unit(
@@ -105,9 +110,10 @@ class Describer:
         values: dict[Component, float],
         promotes: tuple[Promoted, ...],
         rank: int | None,
+        decay: float | None,
     ) -> Contributor:
         kind = self.config.feed_forward.kind(index)
-        decay = self.decay(layer, index)
+        decay = self.decay(layer, index) if decay is None else decay
         return Contributor(
             id=str(Unit(layer, index)),
             kind=kind,
@@ -162,6 +168,8 @@ class Describer:
             if sort == "unit" and layout.kind(index) in BOUNDED:
                 wanted.setdefault(layer, []).append(index)
         values: dict[Component, float] = {}
+        for layer in wanted.keys() & edited_layers(trace):
+            values |= self._edited_operands(layer, wanted.pop(layer), trace, position)
         for layer, units in wanted.items():
             part: Any = self.model.layers[layer]
             recorded = trace.layers[layer].feed_forward_in[position]
@@ -180,6 +188,21 @@ class Describer:
                 values |= {QuantifierOperand(layer, unit): v for unit, v in zip(quantifiers, m, strict=True)}
         return values
 
+    def _edited_operands(self, layer: int, units: Sequence[int], trace: Trace, position: int) -> dict[Component, float]:
+        """As `operand_values` of one layer, as its edits left them."""
+        found = self.model.operands(layer, trace, position)
+        layout = self.config.feed_forward
+        values: dict[Component, float] = {}
+        for id in (operand for unit in units for operand in operands_of(self.config, Unit(layer, unit))):
+            match id:
+                case Operand(_, pair, side):
+                    values[id] = float(found[f"pair_{side.lower()}"][pair])
+                case QuantifierOperand(_, unit):
+                    values[id] = float(found["quantifier"][unit - layout.quantifiers.start])
+                case Unit(_, unit):  # a sigmoid unit's operand is its own value
+                    values[id] = float(trace.layers[layer].hidden[position, unit])
+        return values
+
     def decay(self, layer: int, unit: int) -> float | None:
         """λ of a quantifier; None for other units."""
         layout = self.config.feed_forward
@@ -193,12 +216,15 @@ class Describer:
         columns = []
         for sort, layer, index in found:
             part: Any = self.model.layers[layer]
+            matrix = write_matrix(self.model, trace, layer, "feed_forward" if sort == "unit" else "attention", position)
             if sort == "unit":
-                columns.append(part.feed_forward.down[:, index].float())
+                column, gain = matrix[:, index].float(), optional(part.feed_forward, "post_gain")
             else:
                 width = self.config.d_head
                 z = trace.layers[layer].z[position, index].float()
-                columns.append(part.attention.output[:, index * width : (index + 1) * width].float() @ z)
+                column = matrix[:, index * width : (index + 1) * width].float() @ z
+                gain = optional(part.attention, "post_gain")
+            columns.append(column if gain is None else column * gain.float())
         return torch.stack(columns)
 
     @torch.no_grad()

@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from legible_core.attribution import optional
 from legible_core.axes import Float
 from legible_core.contributors import OPERATIONS, finite, memberships, operands_of
 from legible_core.errors import LegibleError, NotFound
 from legible_core.model.quantifiers import half_life
 from legible_core.reading import ReadingRequest
 from legible_core.trace import Trace
+from legible_core.under_edits import decay_at, edited_layers, write_matrix
 from legible_core.units import GLYPHS, Channel, Component, Head, HeadOperand, Operand, QuantifierOperand, Unit
 
 if TYPE_CHECKING:
@@ -42,7 +44,11 @@ def head_detail(
     check_range("head", head, config.n_heads)
     solved = engine.solve(request)
     trace, position, terms = solved.trace, solved.position, solved.terms
-    columns = engine.attributor.projections(solved.question).channels[layer].view(config.n_heads, config.d_head)[head]
+    seen = engine.attributor.seen(solved.question, trace, position)
+    columns = seen.channels[layer].view(config.n_heads, config.d_head)[head]
+    divisor = trace.layers[layer].attention_divisor
+    if divisor is not None:
+        columns = columns / divisor[position]
     gathered = gathered_by(
         engine, trace, position, Head(layer, head), columns, terms.scale, terms.channels[layer, head], strongest
     )
@@ -135,13 +141,17 @@ def _unit(engine: Engine, id: Unit, solved: Solved) -> dict[str, Any]:
     trace, position, terms, target = solved.trace, solved.position, solved.terms, solved.question.target
     layer, unit = id.layer, id.unit
     kind = engine.config.feed_forward.kind(unit)
-    decay = engine.describer.decay(layer, unit)
+    decay = decay_at(trace, id, position)
+    decay = engine.describer.decay(layer, unit) if decay is None else decay
     [(promotes, rank)] = engine.describer.promotes(
         engine.describer.writes([("unit", layer, unit)], trace, position), target, PROMOTED
     )
     activations = trace.layers[layer].hidden[:, unit].float()
+    operands = operands_of(engine.config, id)
     part: Any = engine.model.layers[layer]
-    x = part.feed_forward_norm(trace.layers[layer].feed_forward_in).to(part.feed_forward.down.dtype)
+    x = trace.layers[layer].feed_forward_in
+    if operands:
+        x = part.feed_forward_norm(x).to(part.feed_forward.down.dtype)
     return {
         "id": str(id),
         "kind": kind,
@@ -153,8 +163,10 @@ def _unit(engine: Engine, id: Unit, solved: Solved) -> dict[str, Any]:
         "activation": float(activations[position]),
         "activations": activations.tolist(),
         "operands": [
-            _operand(engine, operand, activations if operand == id else _unit_series(engine, operand, x), position)
-            for operand in operands_of(engine.config, id)
+            _operand(
+                engine, operand, activations if operand == id else _unit_series(engine, operand, trace, x), position
+            )
+            for operand in operands
         ],
         "decay": decay,
         "half_life": finite(None if decay is None else half_life(decay)),
@@ -168,7 +180,11 @@ def _channel(engine: Engine, id: Channel, solved: Solved) -> dict[str, Any]:
     trace, position, terms, target = solved.trace, solved.position, solved.terms, solved.question.target
     layer, head, channel = id.layer, id.head, id.channel
     part: Any = engine.model.layers[layer]
-    column = part.attention.output[:, head * engine.config.d_head + channel].float()
+    matrix = write_matrix(engine.model, trace, layer, "attention", position)
+    column = matrix[:, head * engine.config.d_head + channel].float()
+    gain = optional(part.attention, "post_gain")
+    if gain is not None:
+        column = column * gain.float()
     [(promotes, rank)] = engine.describer.promotes(column[None], target, PROMOTED)
     z = trace.layers[layer].z[:, head, channel].float()
     term = float(terms.channels[layer, head, channel])
@@ -212,10 +228,15 @@ def _operand(engine: Engine, id: Component, series: Tensor, position: int) -> di
     return {**row, "values": series.tolist()}
 
 
-def _unit_series(engine: Engine, id: Component, x: Tensor) -> Tensor:
+def _unit_series(engine: Engine, id: Component, trace: Trace, x: Tensor) -> Tensor:
     """An operand of a unit at every position; x (t, d) is the layer's normalised input in the compute dtype."""
     assert isinstance(id, Operand | QuantifierOperand)
     part: Any = engine.model.layers[id.layer]
+    if id.layer in edited_layers(trace):
+        found = engine.model.operands(id.layer, trace, slice(None))
+        if isinstance(id, QuantifierOperand):
+            return found["quantifier"][:, id.unit - engine.config.feed_forward.quantifiers.start]
+        return found[f"pair_{id.side.lower()}"][:, id.pair]
     if isinstance(id, QuantifierOperand):
         row = id.unit - engine.config.feed_forward.quantifiers.start
         return memberships(part.feed_forward, "quantifier", [row], x)[0]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,12 +19,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from legible_core.errors import NotExact
+from legible_core.readable import Readable
 from legible_core.reading import ReadingRequest
 from legible_core.sampling import Sampling
 from legible_core.units import Unit
 
 if TYPE_CHECKING:
-    from legible_core.model import Transformer
     from legible_core.pipeline import Engine
 
 
@@ -49,7 +49,7 @@ class Leading:
 
 @torch.no_grad()
 def continuation(
-    model: Transformer, ids: Sequence[int], sampling: Sampling, *, done: Sequence[int] = (), stop: Container[int] = ()
+    model: Readable, ids: Sequence[int], sampling: Sampling, *, done: Sequence[int] = (), stop: Container[int] = ()
 ) -> Iterator[Written]:
     """The tokens after `ids` and those already `done`, until `sampling.tokens` are there or one of `stop` is written.
 
@@ -58,7 +58,7 @@ def continuation(
     if done and done[-1] in stop:
         return
     device = model.token_embedding.device
-    cache = model.new_cache()
+    cache: Any = model.new_cache()
     given = [*ids, *done]
     for place in range(len(done), sampling.tokens):
         residual = model.residual(torch.tensor([given], device=device), cache=cache)[0, -1]

@@ -9,11 +9,13 @@ byte-bounded caches, so another target or position of the same prompt costs no f
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -21,13 +23,16 @@ from torch import Tensor
 
 from legible_core import attribution as sums
 from legible_core import details
+from legible_core.adapters.text import render, with_bos
 from legible_core.attribution import Attribution, Attributor, Question
 from legible_core.axes import Float
+from legible_core.config import ModelConfig
 from legible_core.contributors import Describer
 from legible_core.errors import Corrupt, LegibleError, NotExact
 from legible_core.interventions import Edit, canonical_edits
 from legible_core.memory import ByteCache
 from legible_core.model import Transformer
+from legible_core.readable import OrdinaryModel, Readable
 from legible_core.reading import (
     SCHEMA,
     CheckpointRef,
@@ -44,13 +49,16 @@ from legible_core.reading import (
     Term,
     Token,
 )
-from legible_core.tokens import Tokenizer
+from legible_core.tokens import Tokenizer, check_text
 from legible_core.trace import Trace
+from legible_core.tuning import Tuned, Tuner
+from legible_core.under_edits import check_effect
 from legible_core.units import Component, parse
 
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
+    from legible_core.adapters.registration import OrdinaryCheckpoint
     from legible_core.naming.names import Names
     from legible_core.registry import Checkpoint
 
@@ -76,7 +84,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Transformer,
+        model: Readable,
         checkpoint: CheckpointRef,
         tokenizer: Tokenizer | None = None,
         names: Names | None = None,
@@ -84,16 +92,20 @@ class Engine:
         dtype: Dtype = "float32",
         cache_bytes: int = TRACE_BYTES,
     ) -> None:
-        self.model = model
-        self.config = model.config
+        # Most of what is asked of a model is asked of a legible one: `needs_legible` guards what the other kind lacks.
+        self.model = cast(Transformer, model)
+        self.config: ModelConfig = model.config
         self.checkpoint = checkpoint
         self.tokenizer = tokenizer
         self.names = names
         self.dtype: Dtype = dtype
         self.attributor = Attributor(model, dtype)
         self.describer = Describer(model, tokenizer, names)
+        # Set where the model is an ordinary one: how its prompts begin, its chat template.
+        self.ordinary: OrdinaryCheckpoint | None = None
         self.traces: ByteCache[str, Trace] = ByteCache(cache_bytes)
         self._logits: ByteCache[tuple[str, int], Tensor] = ByteCache(LOGIT_BYTES)
+        self.tuner = Tuner(self)
 
     @classmethod
     def open(
@@ -108,12 +120,15 @@ class Engine:
 
         Raises `NotFound` or `Corrupt` for a folder that is missing or not what its manifest claims.
         """
+        from legible_core.adapters.registration import OrdinaryCheckpoint
         from legible_core.checkpoint import load
         from legible_core.naming.names import Names
         from legible_core.registry import open_checkpoint
 
         if isinstance(checkpoint, Path | str):
-            checkpoint = open_checkpoint(checkpoint)
+            checkpoint = _ordinary_folder(Path(checkpoint), dtype) or open_checkpoint(checkpoint)
+        if isinstance(checkpoint, OrdinaryCheckpoint):
+            return _open_ordinary(checkpoint, device, cache_bytes)
         model = load(checkpoint, dtype=getattr(torch, dtype), device=device)
         try:
             names = Names.load(checkpoint.path, checkpoint_hash=checkpoint.hash)
@@ -134,13 +149,19 @@ class Engine:
         contrast: str | None = None,
         relative_to: RelativeTo | None = None,
         edits: tuple[Edit, ...] = (),
+        bos: bool | None = None,
+        chat: bool = False,
     ) -> ReadingRequest:
-        """The request that a person's words make; raises `LegibleError` with one sentence for unusable ones."""
+        """The request that a person's words make; raises `LegibleError` with one sentence for unusable ones.
+
+        bos: whether the begin-of-text token stands before the prompt; None for the tokenizer's own default. chat: the
+        prompt is what a user says, in the model's chat template. Both are an ordinary model's.
+        """
         if self.tokenizer is None:
             raise LegibleError("This engine has no tokenizer, so it reads token ids only.", code="no_tokenizer")
         made = ReadingRequest(
             checkpoint=self.checkpoint.hash,
-            ids=tuple(self.tokenizer.encode(prompt)),
+            ids=tuple(self.encode(prompt, bos=bos, chat=chat)),
             position=position,
             target=None if target is None else self.tokenizer.target(target),
             contrast=None if contrast is None else self.tokenizer.target(contrast, "contrast"),
@@ -150,6 +171,27 @@ class Engine:
         )
         made.check(self.config)
         return made
+
+    def encode(self, prompt: str, *, bos: bool | None = None, chat: bool = False) -> list[int]:
+        """The exact ids of a prompt, see `request`."""
+        assert self.tokenizer is not None
+        known = self.ordinary
+        if chat:
+            check_text(prompt)
+            template, special = (None, {}) if known is None else (known.chat_template, known.special)
+            prompt = render(template, prompt, special)
+        if known is None and bos is None:
+            return self.tokenizer.encode(prompt)
+        # A template writes its own beginning.
+        return with_bos(self.tokenizer.encode(prompt), None if known is None else known.bos, bos)
+
+    @property
+    def n_bytes(self) -> int:
+        """What the weights take in memory; tied ones count once."""
+        model: Readable = self.model
+        if isinstance(model, OrdinaryModel):
+            return model.n_bytes
+        return sum(p.numel() * p.element_size() for p in model.parameters())
 
     # ---- the reading ---------------------------------------------------------------------------------------------
 
@@ -162,8 +204,9 @@ class Engine:
         """
         solved = self.solve(request)
         terms, logits, question = solved.terms, solved.logits, solved.question
-        log_total = float(torch.logsumexp(logits.double(), 0))
         config = self.config
+        cap: float | None = getattr(config, "logit_softcap", None)
+        logs = self._logs(logits)
         summary = Summary(
             schema=SCHEMA,
             digest=request.digest,
@@ -173,9 +216,9 @@ class Engine:
             tokens=tuple(self.token(i) for i in request.ids),
             position=solved.position,
             relative_to=question.relative_to,
-            target=self._placed(question.target, logits, log_total),
-            contrast=None if question.contrast is None else self._placed(question.contrast, logits, log_total),
-            predictions=self._predictions(logits, log_total),
+            target=self._placed(question.target, logits, logs),
+            contrast=None if question.contrast is None else self._placed(question.contrast, logits, logs),
+            predictions=self._predictions(logits, logs),
             value=terms.value,
             sum=terms.total,
             residual=terms.residual,
@@ -190,6 +233,7 @@ class Engine:
             ),
             units_shape=(config.n_layers, config.feed_forward.d_ff),
             heads_shape=(config.n_layers, config.n_heads),
+            logit_softcap=cap,
         )
         return Reading(summary, terms.heads.astype(np.float32), terms.units.astype(np.float32))
 
@@ -202,12 +246,31 @@ class Engine:
         terms.check()
         return Solved(trace, position, logits, question, terms)
 
+    def needs_legible(self, what: str) -> None:
+        """Raise `LegibleError` where `what` is asked of an ordinary model, which has no operands to answer with."""
+        if self.config.ordinary:
+            raise LegibleError(
+                f"{what} needs a checkpoint that is legible by construction; "
+                f"{self.checkpoint.slug} is an ordinary model.",
+                code="ordinary",
+                status=422,
+            )
+
     def forget(self, *, traces: bool = True) -> None:
         """Empty the caches: logits and projections, and with `traces` the traces as well."""
         self._logits.clear()
         self.attributor.forget()
         if traces:
             self.traces.clear()
+
+    def tune(self, request: ReadingRequest, edits: Iterable[Edit | str] = (), **more: int) -> Tuned:
+        """The prediction before and after edits, with a short continuation; see `legible_core.tuning.Tuner.tune`."""
+        return self.tuner.tune(request, edits, **more)
+
+    def chances(self, logits: Float[Tensor, " v"], target: int) -> tuple[tuple[Prediction, ...], TargetToken]:
+        """The leading predictions of some logits, and the target among them all."""
+        logs = self._logs(logits)
+        return self._predictions(logits, logs), self._placed(target, logits, logs)
 
     def head_detail(self, request: ReadingRequest, layer: int, head: int) -> dict[str, Any]:
         """One head close up, see `legible_core.details.head_detail`."""
@@ -232,12 +295,7 @@ class Engine:
             )
         request.check(self.config)
         key = request.digest
-        device = self.model.token_embedding.device
-        trace = self.traces.get_or_make(
-            key,
-            lambda: self.model.trace(torch.tensor(request.ids, device=device), request.edits),
-            lambda made: made.n_bytes,
-        )
+        trace = self.traces.get_or_make(key, lambda: self._trace(request), lambda made: made.n_bytes)
         position = len(request.ids) - 1 if request.position is None else request.position
         logits = self._logits.get_or_make(
             (key, position),
@@ -250,6 +308,15 @@ class Engine:
                 code="not_finite",
             )
         return trace, position, logits
+
+    def _trace(self, request: ReadingRequest) -> Trace:
+        """Run the prompt, its edits held to their effect against the unedited prompt."""
+        ids = torch.tensor(request.ids, device=self.model.token_embedding.device)
+        trace = self.model.trace(ids, request.edits)
+        if request.edits:
+            plain = dataclasses.replace(request, edits=())
+            check_effect(self.model, self.run(plain)[0], trace)
+        return trace
 
     def question(self, request: ReadingRequest, target: int) -> Question:
         """What the request asks once its target is known."""
@@ -269,22 +336,75 @@ class Engine:
         raw = self.tokenizer.token_bytes(index)
         return Token(id=index, text=self.tokenizer.text(index), display=self.tokenizer.display(index), bytes=raw.hex())
 
-    def _predictions(self, logits: Float[Tensor, " v"], log_total: float) -> tuple[Prediction, ...]:
-        return tuple(Prediction(**self._chance(i, logits, log_total)) for i in _leading(logits, PREDICTIONS))
+    def _logs(self, logits: Float[Tensor, " v"]) -> Float[Tensor, " v"]:
+        """Log-probabilities, float64, behind the soft-cap of an ordinary model that has one."""
+        cap: float | None = getattr(self.config, "logit_softcap", None)
+        final = logits.double()
+        if cap is not None:  # the order of tokens is the same on both sides of it
+            final = cap * torch.tanh(final / cap)
+        return final - torch.logsumexp(final, 0)
 
-    def _placed(self, index: int, logits: Float[Tensor, " v"], log_total: float) -> TargetToken:
+    def _predictions(self, logits: Float[Tensor, " v"], logs: Float[Tensor, " v"]) -> tuple[Prediction, ...]:
+        return tuple(Prediction(**self._chance(i, logits, logs)) for i in _leading(logits, PREDICTIONS))
+
+    def _placed(self, index: int, logits: Float[Tensor, " v"], logs: Float[Tensor, " v"]) -> TargetToken:
         rank = int((logits > logits[index]).sum()) + 1
-        return TargetToken(**self._chance(index, logits, log_total), rank=rank)
+        return TargetToken(**self._chance(index, logits, logs), rank=rank)
 
-    def _chance(self, index: int, logits: Float[Tensor, " v"], log_total: float) -> dict[str, Any]:
-        logit = float(logits[index])
-        return {**dict(self.token(index)), "logit": logit, "probability": math.exp(logit - log_total)}
+    def _chance(self, index: int, logits: Float[Tensor, " v"], logs: Float[Tensor, " v"]) -> dict[str, Any]:
+        found = {"logit": float(logits[index]), "probability": math.exp(float(logs[index]))}
+        return {**dict(self.token(index)), **found}
 
     def _layers(self, terms: Attribution) -> tuple[LayerTotals, ...]:
         rows: list[dict[str, Any]] = [dict(row) for row in sums.by_layer(terms, self.config)]
         return tuple(
             LayerTotals(layer=layer, heads=tuple(terms.heads[layer].tolist()), **row) for layer, row in enumerate(rows)
         )
+
+
+def _ordinary_folder(folder: Path, dtype: Dtype) -> Checkpoint | None:
+    """A folder as transformers saved it, which nobody added; None for any other."""
+    from legible_core.adapters import registration, source
+
+    if registration.is_registered(folder) or not source.is_ordinary(folder):
+        return None
+    from legible_core.adapters.adding import look
+
+    return look(folder, dtype=dtype)
+
+
+def _open_ordinary(checkpoint: OrdinaryCheckpoint, device: str, cache_bytes: int) -> Engine:
+    """An engine over an ordinary model; one that nobody added passes its certificate now, or is refused."""
+    from legible_core.adapters.adding import prompts
+    from legible_core.adapters.loading import load
+    from legible_core.naming.names import Names
+
+    checkpoint.check_files()
+    tokenizer = Tokenizer.load(checkpoint.tokenizer_path, checkpoint.config.vocab_size)
+    certified = checkpoint.certificate is not None
+    model, certificate = load(
+        checkpoint.source,
+        checkpoint.config,
+        dtype=checkpoint.compute,
+        device=device,
+        prompts=() if certified else prompts(checkpoint, tokenizer),
+        parameters=checkpoint.parameters,
+    )
+    try:
+        names = Names.load(checkpoint.path, checkpoint_hash=checkpoint.hash)
+    except Corrupt as error:
+        log.warning("%s is read without names: %s", checkpoint.slug, error.message)
+        names = None
+    engine = Engine(
+        model,
+        CheckpointRef(hash=checkpoint.hash, slug=checkpoint.slug),
+        tokenizer,
+        names,
+        dtype=checkpoint.compute,
+        cache_bytes=cache_bytes,
+    )
+    engine.ordinary = checkpoint if certified else dataclasses.replace(checkpoint, certificate=certificate)
+    return engine
 
 
 def _leading(logits: Float[Tensor, " v"], count: int) -> list[int]:

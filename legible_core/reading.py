@@ -105,6 +105,8 @@ class ReadingRequest:
                 f"{len(self.ids) - 1}.",
                 code="bad_position",
             )
+        for edit in self.edits:
+            edit.check(config, len(self.ids))
         if self.contrast is not None and self.contrast == self.target:
             raise LegibleError(
                 "The contrast token is the target itself, so their difference is zero; choose another.",
@@ -251,6 +253,8 @@ class Contributor(_Part):
 
 
 class LayerTotals(_Part):
+    """The terms of a layer by sort; plain units stand under their kind, where the checkpoint has such units."""
+
     layer: int
     heads: tuple[float, ...]
     attention: float
@@ -262,6 +266,9 @@ class LayerTotals(_Part):
     sigmoid: float | None = None
     softplus: float | None = None
     relu: float | None = None
+    silu: float | None = None
+    swiglu: float | None = None
+    geglu: float | None = None
 
     @model_serializer(mode="wrap")
     def _sparse(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -271,7 +278,8 @@ class LayerTotals(_Part):
 class Groups(_Part):
     """A partition of the sum: the numbers add up to it. `attention` holds the bounded heads.
 
-    `sigmoid`, `softplus` and `relu` are there only where the checkpoint's plain units are of that activation.
+    `sigmoid`, `softplus`, `relu` and an ordinary model's `silu`, `swiglu`, `geglu` are there only where the
+    checkpoint's plain units are of that kind.
     """
 
     attention: float
@@ -283,6 +291,9 @@ class Groups(_Part):
     sigmoid: float | None = None
     softplus: float | None = None
     relu: float | None = None
+    silu: float | None = None
+    swiglu: float | None = None
+    geglu: float | None = None
 
     @model_serializer(mode="wrap")
     def _sparse(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -330,8 +341,17 @@ class Summary(_Part):
     top: tuple[Contributor, ...]
     units_shape: tuple[int, int]
     heads_shape: tuple[int, int]
+    # An ordinary model's c where its logits pass c·tanh(ℓ/c): value, sum and logits are of ℓ, probabilities are after.
+    logit_softcap: float | None = None
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
+
+    @model_serializer(mode="wrap")
+    def _sparse(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data = write(self)
+        if data["logit_softcap"] is None:
+            del data["logit_softcap"]
+        return data
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from legible_core import folder as files
 from legible_core.config import ModelConfig
 from legible_core.errors import Conflict, Corrupt, LegibleError, NotFound, Unavailable
 from legible_core.folder import Card, TensorInfo
+from legible_core.reading import Dtype
 from legible_core.token_service import TokenizerService
 from legible_core.units import PLAIN_NAMES
 
@@ -55,6 +56,15 @@ class Checkpoint:
     @property
     def tokenizer_path(self) -> Path:
         return self.path / files.TOKENIZER
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether the model was not built to be read; it is then an `adapters.registration.OrdinaryCheckpoint`."""
+        return self.config.ordinary
+
+    def compute_dtype(self, asked: Dtype) -> Dtype:
+        """The dtype of its readings where `asked` is the installation's; an ordinary one has its own."""
+        return asked
 
     @property
     def has_names(self) -> bool:
@@ -164,7 +174,13 @@ def open_checkpoint(
         raise NotFound(f"There is no checkpoint folder {str(folder)!r}.")
     folder = folder.resolve()
     slug = check_slug(slug if slug is not None else slug_for(folder))
+    from legible_core.adapters import registration, source
+
     try:
+        if registration.is_registered(folder):
+            return registration.open_registered(folder, slug, origin)
+        if source.is_ordinary(folder):
+            raise Corrupt("it is an ordinary model, which `legible add` must check and register first", code="ordinary")
         if not os.path.lexists(folder / files.WEIGHTS) and (pickled := files.pickled_instead(folder)):
             raise pickled
         config = read_config(folder)

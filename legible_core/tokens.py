@@ -61,8 +61,11 @@ class Tokenizer:
     own text, with SentencePiece's `▁` as a space and `<0x0A>` as a byte.
     """
 
-    def __init__(self, data: bytes) -> None:
-        """Read the bytes of a `tokenizer.json`; raises `Corrupt` when they are none, `TooLarge` over the limit."""
+    def __init__(self, data: bytes, rows: int = 0) -> None:
+        """Read the bytes of a `tokenizer.json`; raises `Corrupt` when they are none, `TooLarge` over the limit.
+
+        rows: of the embedding, where an ordinary model has more of them than tokens; the rest are ids without a text.
+        """
         if len(data) > MAX_TOKENIZER_BYTES:
             raise TooLarge(f"The tokenizer.json is over the limit of {MAX_TOKENIZER_BYTES:,} bytes, so it is not read.")
         spec = _parse(data)
@@ -79,7 +82,7 @@ class Tokenizer:
             raise Corrupt(
                 "The tokenizer.json has an empty vocabulary; give the one that the weights were trained with."
             )
-        self.vocab_size = max(vocabulary.values()) + 1
+        self.vocab_size = max(max(vocabulary.values()) + 1, rows)
         if self.vocab_size > MAX_VOCABULARY:
             raise TooLarge(
                 f"The tokenizer.json has token id {self.vocab_size - 1:,}; the limit is {MAX_VOCABULARY - 1:,}."
@@ -95,14 +98,17 @@ class Tokenizer:
         self._by_bytes: dict[bytes, int] | None = None
 
     @classmethod
-    def load(cls, path: Path | str) -> Tokenizer:
-        """Read a `tokenizer.json`; raises `NotFound`, `TooLarge` or `Corrupt` with one sentence."""
+    def load(cls, path: Path | str, rows: int = 0) -> Tokenizer:
+        """Read a `tokenizer.json`, `rows` as in the constructor.
+
+        Raises `NotFound`, `TooLarge` or `Corrupt` with one sentence.
+        """
         try:
             with open(path, "rb") as file:
                 data = file.read(MAX_TOKENIZER_BYTES + 1)
         except OSError as error:
             raise NotFound(f"The tokenizer {Path(path).name} cannot be read: {error.strerror or error}.") from None
-        return cls(data)
+        return cls(data, rows)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text as typed: CRLF becomes LF, nothing is added; the empty text has none.

@@ -12,13 +12,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from legible_core.interventions import Edit
-from legible_core.model import Transformer
 from legible_core.model.editing import direction_of, edited_matrix, no_effect, numbers_of, weight_edits
+from legible_core.readable import Readable
 from legible_core.trace import Trace
 from legible_core.units import Channel, Component, Down, Head, HeadOperand, Operand, QuantifierOperand, Unit
 
 
-def write_matrix(model: Transformer, trace: Trace, layer: int, sublayer: str, position: int) -> Float[Tensor, "d n"]:
+def write_matrix(model: Readable, trace: Trace, layer: int, sublayer: str, position: int) -> Float[Tensor, "d n"]:
     """W_O ("attention") or the down-projection ("feed_forward") of a layer as it holds at a position of the trace."""
     part: Any = getattr(model.layers[layer], sublayer)
     matrix: Tensor = part.output if sublayer == "attention" else part.down
@@ -63,7 +63,7 @@ def edited_layers(trace: Trace) -> frozenset[int]:
 
 
 @torch.no_grad()
-def check_effect(model: Transformer, plain: Trace, edited: Trace) -> None:
+def check_effect(model: Readable, plain: Trace, edited: Trace) -> None:
     """Raise `LegibleError` when edits that are no identities leave the final residual stream as it was, to the bit.
 
     plain: the same prompt without edits. An edit that changes what a component writes, or a column that it writes with,
@@ -76,7 +76,7 @@ def check_effect(model: Transformer, plain: Trace, edited: Trace) -> None:
             raise no_effect(edit)
 
 
-def _writes_otherwise(model: Transformer, plain: Trace, edited: Trace, edit: Edit) -> bool:
+def _writes_otherwise(model: Readable, plain: Trace, edited: Trace, edit: Edit) -> bool:
     """Whether the write of what is edited differs, by more than nothing, at a position that the edit names."""
     component = edit.component
     if edit.operation == "add":
@@ -103,7 +103,7 @@ def _activations(trace: Trace, layer: int, sublayer: str) -> Float[Tensor, "t n"
     return (recorded.z.flatten(-2) if sublayer == "attention" else recorded.hidden).float()
 
 
-def _columns(model: Transformer, component: Any) -> list[int]:
+def _columns(model: Readable, component: Any) -> list[int]:
     """Where what is edited stands in z (flat) or in the hidden vector."""
     config = model.config
     width, pairs = config.d_head, config.feed_forward.n_pairs

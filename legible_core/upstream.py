@@ -30,10 +30,12 @@ from legible_core.contributors import memberships
 from legible_core.details import gathered_by
 from legible_core.errors import Corrupt
 from legible_core.model import Transformer
+from legible_core.model.editing import added_at, direction_of
 from legible_core.reading import Contributor, Dtype, ReadingRequest
 from legible_core.reads import Read, check_source, opens, pack_terms, read_of, recall
 from legible_core.trace import Trace
-from legible_core.units import Component, Head, Unit, parse
+from legible_core.under_edits import edited_layers, remembers_otherwise, row_at, write_matrix
+from legible_core.units import Channel, Component, Head, HeadOperand, Unit, parse
 
 if TYPE_CHECKING:
     from legible_core.pipeline import Engine
@@ -58,10 +60,15 @@ def attribute_read(
     part, norm = getattr(layer, read.sublayer), getattr(layer, f"{read.sublayer}_norm")
     x = getattr(trace.layers[read.layer], f"{read.sublayer}_in")[position]
     matrix, bias = getattr(part, read.matrix), optional(part, f"{read.matrix}_bias")
-    row = matrix[read.row].double()
+    given = row_at(trace, read.id, position)
+    read_row = matrix[read.row] if given is None else given[0].to(matrix)
+    offset = None if given is None else given[1]
+    if offset is None and bias is not None:
+        offset = float(bias[read.row])
+    row = read_row.double()
     # What the layer itself multiplies, the product kept in float32; in bf16 it then rounds once more, to 8 bits.
     y = norm(x).to(matrix.dtype)
-    value = float(F.linear(y.float(), matrix[read.row].float()[None])[0])
+    value = float(F.linear(y.float(), read_row.float()[None])[0])
     scale = float(norm.scale(x.double()))
     direction64 = row * norm.gain.double()
     direction64 = direction64 - direction64.mean()
@@ -82,27 +89,33 @@ def attribute_read(
     rounded = 0.0
     channels = torch.zeros(config.n_layers, config.n_heads, config.d_head, dtype=torch.float64)
     units = torch.zeros(config.n_layers, config.feed_forward.d_ff, dtype=torch.float64)
-    floor = {"embed.token": seen(trace.embed_token[position]), "embed.position": seen(trace.embed_position[position])}
+    floor = {"embed.token": seen(trace.embed_token[position])}
+    if trace.embed_position is not None:
+        floor["embed.position"] = seen(trace.embed_position[position])
     for index in range(heads_in):
         below: Any = model.layers[index]
         z, hidden = trace.layers[index].z[position], trace.layers[index].hidden[position]
-        wide = below.attention.output.float()  # bf16 weights are widened one matrix at a time
+        # bf16 weights are widened one matrix at a time.
+        wide = write_matrix(model, trace, index, "attention", position).float()
         columns = (direction @ wide).double().view(config.n_heads, config.d_head)
         channels[index] = (z.double() * columns / scale).cpu()
         rounded += rounding(below.attention, "output", wide, z.flatten())
         if (output_bias := optional(below.attention, "output_bias")) is not None:
             floor[f"L{index}.attention.bias"] = seen(output_bias)
         if index < units_in:
-            wide = below.feed_forward.down.float()
+            wide = write_matrix(model, trace, index, "feed_forward", position).float()
             units[index] = (hidden.double() * (direction @ wide).double() / scale).cpu()
             rounded += rounding(below.feed_forward, "down", wide, hidden)
             if (down_bias := optional(below.feed_forward, "down_bias")) is not None:
                 floor[f"L{index}.feed_forward.bias"] = seen(down_bias)
+    for edit in added_at(trace.edits, position, read.layer):
+        name = str(edit.component)
+        floor[name] = floor.get(name, 0.0) + seen(direction_of(edit, x))
     if norm.bias is not None:
         floor["norm.bias"] = float(row @ norm.bias.double())
-    if bias is not None:
-        value += float(bias[read.row])
-        floor["read.bias"] = float(bias[read.row])
+    if offset is not None:
+        value += offset
+        floor["read.bias"] = offset
     if matrix.dtype != torch.float32:
         floor["rounding"] = rounded + float(row @ (y.double() - norm(x).double()))
     return Attribution(
@@ -180,10 +193,12 @@ def look_closer(
     if isinstance(through, Head):
         layer: Any = engine.model.layers[read.layer]
         matrix = getattr(getattr(layer, read.sublayer), read.matrix)
-        direction = matrix[read.row].double() * getattr(layer, f"{read.sublayer}_norm").gain.double()
-        part: Any = engine.model.layers[through.layer]
+        given = row_at(trace, read.id, position)
+        row = (matrix[read.row] if given is None else given[0].to(matrix)).double()
+        direction = row * getattr(layer, f"{read.sublayer}_norm").gain.double()
+        output = write_matrix(engine.model, trace, through.layer, "attention", position)
         width = slice(through.head * engine.config.d_head, (through.head + 1) * engine.config.d_head)
-        columns = (direction - direction.mean()).float() @ part.attention.output[:, width].float()
+        columns = (direction - direction.mean()).float() @ output[:, width].float()
         per_channel = terms.channels[through.layer, through.head]
         found |= gathered_by(engine, trace, position, through, columns, terms.scale, per_channel)
     return found
@@ -200,8 +215,10 @@ def source(engine: Engine, trace: Trace, position: int, row: Contributor) -> dic
         below = opens(engine.config, component) or (component,)
         if row.kind in ("existential", "proportion"):
             values = quantifier_series(engine.model, trace, component)[: position + 1].tolist()
+            # A memory that an edit changes is not what its λ says, so only the token itself opens further.
+            edited = remembers_otherwise(trace, component)
             left = recall(row.kind, values, row.decay or 0.0)
-            strongest = sorted(range(len(left)), key=lambda s: -left[s])[:RECALLED]
+            strongest = [position] if edited else sorted(range(len(left)), key=lambda s: -left[s])[:RECALLED]
             parts = [{"id": str(below[0]), "position": s, "value": values[s], "left": left[s]} for s in strongest]
         else:
             here = {o.id: o.value for o in row.operands}
@@ -214,6 +231,8 @@ def read_series(model: Transformer, trace: Trace, read: Read) -> Float[Tensor, "
     """The value that a read makes at every position, float32."""
     layer: Any = model.layers[read.layer]
     part, norm = getattr(layer, read.sublayer), getattr(layer, f"{read.sublayer}_norm")
+    if read.layer in edited_layers(trace):
+        return _edited_series(model, trace, read)
     x = getattr(trace.layers[read.layer], f"{read.sublayer}_in")
     matrix, bias = getattr(part, read.matrix), optional(part, f"{read.matrix}_bias")
     rows = [read.row]
@@ -225,11 +244,25 @@ def read_series(model: Transformer, trace: Trace, read: Read) -> Float[Tensor, "
     return trace.layers[read.layer].hidden[:, _unit(read)].float()
 
 
+def _edited_series(model: Transformer, trace: Trace, read: Read) -> Float[Tensor, " t"]:
+    """As `read_series`, as the edits of the layer left it."""
+    match read.id:
+        case Unit(layer, unit):
+            return trace.layers[layer].hidden[:, unit].float()
+        case Channel(layer, head, channel):
+            return model.head_values(layer, trace)[:, head, channel]
+        case HeadOperand(layer, head, pair, side):
+            return model.operands(layer, trace, slice(None))[f"head_{side.lower()}"][:, head, pair]
+    return model.operands(read.layer, trace, slice(None))[read.matrix][:, read.row]
+
+
 def quantifier_series(model: Transformer, trace: Trace, unit: Unit) -> Float[Tensor, " t"]:
     """The membership m of a quantifier at every position."""
     part: Any = model.layers[unit.layer]
-    x = part.feed_forward_norm(trace.layers[unit.layer].feed_forward_in).to(part.feed_forward.down.dtype)
     row = unit.unit - model.config.feed_forward.quantifiers.start
+    if unit.layer in edited_layers(trace):
+        return model.operands(unit.layer, trace, slice(None))["quantifier"][:, row]
+    x = part.feed_forward_norm(trace.layers[unit.layer].feed_forward_in).to(part.feed_forward.down.dtype)
     return memberships(part.feed_forward, "quantifier", [row], x)[0]
 
 

@@ -17,6 +17,7 @@ class LayerNorm(nn.Module):
     def __init__(self, width: int, eps: float, bias: bool) -> None:
         super().__init__()
         self.eps = eps
+        self.centred = True
         self.gain = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from legible_core.model.transformer import Transformer
+from legible_core.readable import Readable
 
 TOP = 20
 TOP_RARE = 6
@@ -43,17 +44,19 @@ class Promoted:
 
 
 @torch.no_grad()
-def promotion(model: Transformer, columns: Float[Tensor, "d n"]) -> Float[Tensor, "n v"]:
+def promotion(model: Readable, columns: Float[Tensor, "d n"]) -> Float[Tensor, "n v"]:
     """Every token's promotion by each write column, centred over the vocabulary; float32."""
     columns = columns.float()
-    direction = (columns - columns.mean(dim=0)) * model.final_norm.gain.float()[:, None]
+    if model.final_norm.centred:  # an RMSNorm, which only ordinary models have, takes no mean away
+        columns = columns - columns.mean(dim=0)
+    direction = columns * model.final_norm.gain.float()[:, None]
     weights = direction.T @ model.unembedding_matrix.float().T
     weights -= weights.mean(dim=1, keepdim=True)
     return weights
 
 
 def promote(
-    model: Transformer, columns: Float[Tensor, "d n"], often: NDArray[np.bool_], *, chunk: int | None = None
+    model: Readable, columns: Float[Tensor, "d n"], often: NDArray[np.bool_], *, chunk: int | None = None
 ) -> Promoted:
     """The top tokens of each column among those seen often, and among the others.
 

@@ -1,0 +1,168 @@
+"""Load an ordinary model: Hugging Face's modules, TransformerLens' bridge over them, nothing changed in either.
+
+    model, certificate = load(folder, config, dtype="float32", device="cpu", prompts=[[464, 3290], ...])
+
+With `prompts` the plain model runs first, before the bridge is put over it, and what it gave is compared with what the
+bridge gives: one load, no second copy of the weights. A caller that has a certificate already gives none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from legible_core.adapters import certificate as certificates
+from legible_core.adapters.config import FAMILIES, OrdinaryConfig, from_hugging_face
+from legible_core.adapters.model import OrdinaryModel
+from legible_core.adapters.source import free_memory, needs_extra
+from legible_core.errors import Corrupt, LegibleError, TooLarge
+from legible_core.reading import Dtype
+
+# What a forward of a long prompt, its trace and one widened matrix need besides the weights.
+BESIDE = 1.2
+
+
+def load(
+    folder: Path,
+    config: OrdinaryConfig,
+    *,
+    dtype: Dtype = "float32",
+    device: str = "cpu",
+    prompts: Sequence[Sequence[int]] = (),
+    parameters: int = 0,
+) -> tuple[OrdinaryModel, dict[str, Any] | None]:
+    """The model, and with `prompts` its certificate.
+
+    parameters: their number, for the estimate that refuses a model before anything is allocated. Raises `TooLarge` for
+    one that does not fit, `Corrupt` for weights that do not fill the model, `NotExact` when a certificate fails.
+    """
+    check_size(parameters, dtype, device)
+    hf = hugging_face(folder, dtype, device)
+    if from_hugging_face(hf.config) != config:
+        raise Corrupt(f"{folder.name}/config.json is not the one that was added; add the model again.")
+    reference = certificates.reference(hf, prompts) if prompts else None
+    model = bridged(hf, config)
+    if reference is None:
+        return model, None
+    return model, certificates.certify(model, reference, dtype)
+
+
+def resolve_config(folder: Path) -> OrdinaryConfig:
+    """The facts of a folder's config.json with every default of its class filled in."""
+    try:
+        from transformers import AutoConfig
+    except ImportError:
+        raise needs_extra() from None
+    with quiet():
+        try:
+            found = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            reason = " ".join(str(error).split())[:160].rstrip(".")
+            raise Corrupt(f"The model's config.json cannot be used ({reason}).") from None
+    return from_hugging_face(found)
+
+
+def hugging_face(folder: Path, dtype: Dtype, device: str) -> Any:
+    """The plain model in evaluation mode, with attention computed step by step so that its weights can be seen."""
+    try:
+        from transformers import AutoModelForCausalLM
+    except ImportError:
+        raise needs_extra() from None
+    with quiet():
+        try:
+            model, told = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=getattr(torch, dtype),
+                device_map={"": device},
+                attn_implementation="eager",
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+        except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
+            if "out of memory" in str(error).lower():
+                raise
+            reason = " ".join(str(error).split())[:200].rstrip(".")
+            raise Corrupt(f"The weights do not fit the model that config.json describes ({reason}).") from None
+    lacking = sorted([*told["missing_keys"], *(str(row[0]) for row in told.get("mismatched_keys", ()))])
+    if lacking:
+        raise Corrupt(
+            f"This model is half downloaded or damaged: its weights give no {lacking[0]}"
+            + (f" and {len(lacking) - 1} more tensors" if len(lacking) > 1 else "")
+            + " of the shape that config.json asks for."
+        )
+    return model.eval()
+
+
+def bridged(hf: Any, config: OrdinaryConfig) -> OrdinaryModel:
+    """The same modules under TransformerLens' bridge; nothing is folded, centred or re-based."""
+    try:
+        with quiet():
+            from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+
+            bridge = build_bridge_from_module(hf, FAMILIES[config.family].architecture, hf_config=hf.config)
+    except ImportError:
+        raise needs_extra() from None
+    for parameter in bridge.original_model.parameters():
+        parameter.requires_grad_(False)
+    return OrdinaryModel(bridge, config)
+
+
+def check_size(parameters: int, dtype: Dtype, device: str) -> None:
+    """Raise `TooLarge`, with the numbers, for a model that does not fit into the device's free memory."""
+    needed = int(parameters * (2 if dtype == "bfloat16" else 4) * BESIDE)
+    if device.startswith("cuda"):
+        free: int | None = torch.cuda.mem_get_info(torch.device(device))[0]
+    else:
+        free = free_memory(device)
+    if free is None or needed <= free:
+        return
+    smaller = int(parameters * 2 * BESIDE)
+    way = "a smaller model or a larger machine is needed"
+    if dtype == "float32" and smaller <= free:
+        way = f"in bfloat16 it needs {_gib(smaller)}: add it with --dtype bfloat16"
+    elif device.startswith("cuda") and (elsewhere := free_memory("cpu")) is not None and needed <= elsewhere:
+        way = f"the CPU has {_gib(elsewhere)} free: add it with --device cpu"
+    raise TooLarge(
+        f"The model has {parameters:,} parameters and needs about {_gib(needed)} in {dtype}, and {device} has "
+        f"{_gib(free)} free; {way}.",
+        code="too_large_for_memory",
+    )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Neither warnings nor progress of the libraries: what is wrong with a model is said in our own words."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "transformer_lens", "accelerate")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            _no_bars()
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def _no_bars() -> None:
+    with contextlib.suppress(ImportError):
+        from transformers.utils import logging as theirs
+
+        theirs.disable_progress_bar()
+
+
+def _gib(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB"
+
+
+__all__ = ["LegibleError", "bridged", "check_size", "hugging_face", "load", "quiet", "resolve_config"]
