@@ -13,9 +13,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from legible_core.errors import LegibleError
+from legible_core.interventions import Edit
+from legible_core.interventions_text import as_edits
 from legible_core.pipeline import PROMOTED, Engine
 from legible_core.reading import Dtype, Reading, RelativeTo
 from legible_core.registry import Checkpoint, resolve, survey
@@ -50,17 +53,22 @@ def read(
     position: int | None = None,
     relative_to: RelativeTo | None = None,
     top: int = 20,
+    edits: Iterable[Edit | str] = (),
 ) -> Reading:
     """One prediction as an exact sum over heads and units, in logits.
 
     `target` and `contrast` are tokens by their text (" worst", with the space that is part of it) or as "id:666";
     without a target the most probable token is read. `position` is 0-based and its next token is read; default: the
     last. `relative_to` is nothing, mean (of the vocabulary) or contrast. `top` contributors are described, 0 to 1000.
+    `edits` are applied inside the forward pass, in order: `Edit`s or short texts such as "L5.u263:scale=0.5"
+    (docs/edits.md).
     A name or folder as `model` is loaded for this one call; `load` it once to read more than one prompt.
     Raises `LegibleError` in one sentence for words that cannot be read, `NotExact` when the sum does not close.
     """
     if not 0 <= top <= MAX_TOP:
         raise LegibleError(f"top is {top}; it must be from 0 to {MAX_TOP}.", code="bad_top")
     engine = model if isinstance(model, Engine) else load(model)
-    request = engine.request(prompt, position=position, target=target, contrast=contrast, relative_to=relative_to)
+    request = engine.request(
+        prompt, position=position, target=target, contrast=contrast, relative_to=relative_to, edits=as_edits(edits)
+    )
     return engine.read(request, top=top, promoted=PROMOTED)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from legible_core.errors import LegibleError
@@ -60,10 +60,6 @@ def parse_edit(text: str) -> Edit:
     return Edit(component, operation, value, at, upper=upper, vector=vector)
 
 
-def parse_edits(texts: Iterable[str]) -> tuple[Edit, ...]:
-    return tuple(parse_edit(text) for text in texts)
-
-
 def edits_from_json(text: str) -> tuple[Edit, ...]:
     """Edits of a JSON file: a list whose items are objects (see `Edit.from_json`) or short texts."""
     try:
@@ -75,8 +71,14 @@ def edits_from_json(text: str) -> tuple[Edit, ...]:
     return tuple(parse_edit(item) if isinstance(item, str) else Edit.from_json(item) for item in data)
 
 
-def edits_text(edits: Sequence[Edit]) -> list[str]:
-    return [edit_text(edit) for edit in edits]
+def as_edits(edits: Iterable[Edit | str]) -> tuple[Edit, ...]:
+    """Edits given as such or in their short form."""
+    return tuple(parse_edit(edit) if isinstance(edit, str) else edit for edit in edits)
+
+
+def edits_of_field(text: str) -> tuple[Edit, ...]:
+    """Edits typed into one field: JSON, or short texts one a line (or parted by blanks)."""
+    return edits_from_json(text) if text.lstrip().startswith("[") else as_edits(text.split())
 
 
 def _number(number: float) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from app.settings import Settings
+    from legible_core.interventions import Edit
     from legible_core.reading import Contributor, Reading
     from legible_core.registry import Checkpoint
 
@@ -48,17 +49,26 @@ def read(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="With --prompts: the .jsonl or .parquet file to make.")] = None,
     batch: Annotated[int, typer.Option(help="With --prompts: rows that are saved together.")] = 16,
+    edit: Annotated[
+        list[str] | None, typer.Option(help="An edit, such as L5.u263:scale=0.5 or L5.p3.A:flip@3; repeatable.")
+    ] = None,
+    edits: Annotated[
+        Path | None, typer.Option(help="A JSON file: a list of edits (docs/edits.md), applied before each --edit.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole reading as JSON.")] = False,
 ) -> None:
     """Read the next token off named heads and units; the terms sum to the model's logit."""
+    chosen = _edits(edits, edit or [])
     if prompts is not None:
+        if chosen:
+            raise LegibleError("Edits go with one prompt; read each line of a file with its own command.", code="usage")
         options = {"target": target, "contrast": contrast, "position": position, "relative_to": relative_to}
         many(model, prompt, Batch(prompts, _named(out), options, _top(top), batch), as_json)
         return
     if prompt is None or out is not None:
         said = "Give a prompt, or a file of them with --prompts." if prompt is None else "--out goes with --prompts."
         raise LegibleError(said, code="usage")
-    reading = make(model, prompt, target, contrast, position, relative_to, top)
+    reading = make(model, prompt, target, contrast, position, relative_to, top, chosen)
     if as_json:
         typer.echo(json.dumps(reading.to_json(), ensure_ascii=False, allow_nan=False))
     else:
@@ -75,6 +85,7 @@ def make(
     position: int | None,
     relative_to: str | None,
     top: int,
+    edits: tuple[Edit, ...] = (),
 ) -> Reading:
     """The reading that the command's words ask for; raises `LegibleError` for unusable ones."""
     _top(top)
@@ -85,7 +96,7 @@ def make(
 
     wish: Any = relative_to
     return api.read(
-        checkpoint, prompt, target=target, contrast=contrast, position=position, relative_to=wish, top=top
+        checkpoint, prompt, target=target, contrast=contrast, position=position, relative_to=wish, top=top, edits=edits
     )
 
 
@@ -129,6 +140,19 @@ def many(model: str, prompt: str | None, batch: Batch, as_json: bool) -> None:
     failed = f", {len(outcome.failed)} of them with an error" if outcome.failed else ""
     earlier = f" ({outcome.resumed} read before)" if outcome.resumed else ""
     typer.echo(f"{batch.out}: {outcome.lines} rows{failed}{earlier}.")
+
+
+def _edits(file: Path | None, typed: list[str]) -> tuple[Edit, ...]:
+    """The edits of the file, then those of the command line, in their order."""
+    from legible_core.interventions_text import as_edits, edits_from_json
+
+    if file is None:
+        return as_edits(typed)
+    try:
+        text = file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LegibleError(f"The edits in {file} cannot be read: {error}.", code="bad_edit") from None
+    return edits_from_json(text) + as_edits(typed)
 
 
 def _top(top: int) -> int:
@@ -220,6 +244,12 @@ def show(reading: Reading, console: Console) -> None:
     target = summary.target
     reads = f"reads     {target.display}  rank {target.rank}, "
     reads += f"probability {target.probability:.3g}, logit {target.logit:.2f}"
+    if summary.edits:
+        from legible_core.interventions import Edit
+        from legible_core.interventions_text import edit_text
+
+        said = "  ".join(edit_text(Edit.from_json(edit)) for edit in summary.edits)
+        console.print(Text(f"edited    {said}"))
     if summary.contrast is not None:
         reads += f", against {summary.contrast.display} (logit {summary.contrast.logit:.2f})"
     elif summary.relative_to == "mean":

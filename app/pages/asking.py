@@ -13,6 +13,8 @@ from app.services import Services
 from app.store import StoredPrompt
 from app.urls import Urls
 from legible_core.errors import LegibleError, NotFound
+from legible_core.interventions import Edit
+from legible_core.interventions_text import edits_of_field
 from legible_core.reading import ReadingRequest
 from legible_core.registry import Checkpoint
 
@@ -29,6 +31,7 @@ class Prompt:
     ids: tuple[int, ...]
     text: str
     dtype: str
+    edits: tuple[Edit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +41,14 @@ class PromptForm:
     prompt: str
     model: str | None
     example: str | None
+    edits: tuple[Edit, ...] = ()
 
 
 async def prompt_form(request: Request) -> PromptForm:
     """The form's fields. A text over the tokenizer's limit must reach its error, which says the limit and the size."""
     fields = await form_fields(request, "A prompt", "the field prompt")
-    return PromptForm(fields.get("prompt", ""), fields.get("model") or None, fields.get("example"))
+    edits = edits_of_field(fields.get("edits", ""))
+    return PromptForm(fields.get("prompt", ""), fields.get("model") or None, fields.get("example"), edits)
 
 
 async def form_fields(request: Request, what: str, asked: str | None = None) -> dict[str, str]:
@@ -64,22 +69,30 @@ async def form_fields(request: Request, what: str, asked: str | None = None) -> 
 
 
 def start_reading(
-    services: Services, urls: Urls, checkpoint: Checkpoint, text: str, target: int | None = None
+    services: Services,
+    urls: Urls,
+    checkpoint: Checkpoint,
+    text: str,
+    target: int | None = None,
+    edits: tuple[Edit, ...] = (),
 ) -> str:
     """The address of the reading of `text`'s last prediction; its job is in SQL when this returns.
 
-    `target` is the token to read, the most probable one when it is None. Raises LegibleError in one sentence for a
-    text that cannot be read.
+    `target` is the token to read, the most probable one when it is None. With edits the unedited text is read as well,
+    so that its page, which the edited one leads to, is there. Raises LegibleError in one sentence for a text that
+    cannot be read.
     """
+    if edits:
+        start_reading(services, urls, checkpoint, text, target)
     ids = tuple(int(i) for i in services.tokenizers.call("encode", checkpoint.tokenizer_path, text))
     dtype = services.settings.dtype
-    request = ReadingRequest(checkpoint.hash, ids, target=target, dtype=dtype)
+    request = ReadingRequest(checkpoint.hash, ids, target=target, dtype=dtype, edits=edits)
     request.check(checkpoint.config)
     stored = services.store.find(request.digest, target=target)
     if stored is not None:
         return urls.reading(checkpoint.slug, request.digest, position=stored.position, target=stored.target)
     position = len(ids) - 1
-    request = ReadingRequest(checkpoint.hash, ids, position=position, target=target, dtype=dtype)
+    request = ReadingRequest(checkpoint.hash, ids, position=position, target=target, dtype=dtype, edits=edits)
     submit_reading(services, request, slug=checkpoint.slug, text=text.replace("\r\n", "\n"))
     return urls.reading(checkpoint.slug, request.digest, position=position, target=target)
 
@@ -100,12 +113,17 @@ def find_prompt(services: Services, digest: str) -> Prompt:
     """The prompt behind an address; NotFound when neither a stored reading nor a job knows it."""
     stored: StoredPrompt | None = services.store.prompt(digest)
     if stored is not None:
-        return Prompt(stored.digest, stored.checkpoint_hash, stored.slug, stored.ids, stored.text, stored.dtype)
+        edits = tuple(Edit.from_json(edit) for edit in stored.edits)
+        return Prompt(
+            stored.digest, stored.checkpoint_hash, stored.slug, stored.ids, stored.text, stored.dtype, edits
+        )
     for job in services.queue.about(digest, "read"):
         asked: dict[str, Any] = job.payload["request"]
+        edits = tuple(Edit.from_json(edit) for edit in asked.get("edits", ()))
         return Prompt(
-            digest, asked["checkpoint"], job.payload["slug"], tuple(asked["ids"]), job.payload["text"], asked["dtype"]
-        )
+            digest, asked["checkpoint"], job.payload["slug"], tuple(asked["ids"]), job.payload["text"], asked["dtype"],
+            edits,
+        )  # fmt: skip
     raise NotFound(
         f"There is no reading {digest[:12]} here; it was deleted, or read on another machine.",
         hint="Type its prompt again: the same text, checkpoint and settings have the same address.",

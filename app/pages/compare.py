@@ -120,7 +120,9 @@ def _other(services: Services, urls: Urls, left: Side, form: dict[str, str]) -> 
     contrast = one_token(services, checkpoint, form["contrast"], "contrast") if form.get("contrast") else None
     relative: Any = "mean" if contrast is None and left.stored.relative_to == "mean" else None
     dtype: Any = left.prompt.dtype if same else services.settings.dtype
-    asked = ReadingRequest(checkpoint.hash, ids, position, target, contrast, relative, dtype)
+    # Another token or position of an edited prompt is read under the same edits.
+    edits = left.prompt.edits if same else ()
+    asked = ReadingRequest(checkpoint.hash, ids, position, target, contrast, relative, dtype, edits)
     asked.check(checkpoint.config)
     query: dict[str, Any] = {"position": position, "target": target, "contrast": contrast, "relative_to": relative}
     if services.store.find(asked.digest, **query) is None and services.queue.find(read_key(asked)) is None:

@@ -16,6 +16,7 @@ from app.pages.reading_view import Chosen, contributor_formula
 from app.services import Services
 from app.urls import Urls
 from legible_core.errors import LegibleError, NotFound
+from legible_core.interventions import Edit
 from legible_core.naming.names import Names
 from legible_core.reading import Contributor, Promoted, Reading, ReadingRequest, Summary
 from legible_core.registry import Checkpoint
@@ -138,6 +139,7 @@ def _detail_of(summary: Summary, component: str) -> tuple[ReadingRequest, str]:
         None if summary.contrast is None else summary.contrast.id,
         summary.relative_to,
         summary.dtype,
+        tuple(Edit.from_json(edit) for edit in summary.edits),
     )
     parts = (request.position, request.target, request.contrast, request.relative_to, component)
     return request, ":".join(["component", request.digest, *("-" if part is None else str(part) for part in parts)])

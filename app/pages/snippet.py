@@ -18,6 +18,8 @@ from starlette.routing import Match
 
 import app.pages as pages
 from app.urls import urls_for
+from legible_core.interventions import Edit
+from legible_core.interventions_text import edit_text
 
 LONGEST = 4000
 _KEPT = "/:@!$&'()*+,;=-._~"  # what a path may hold as it is; a query also % and ?
@@ -86,11 +88,13 @@ def _ask(client: str, context: Any) -> str | None:
     summary, text, slug = (getattr(context, name, None) for name in ("summary", "text", "slug"))
     if summary is None or not isinstance(text, str) or not text or not hasattr(summary, "target"):
         return None
-    words = {"position": summary.position, "target": f"id:{summary.target.id}"}
+    words: dict[str, Any] = {"position": summary.position, "target": f"id:{summary.target.id}"}
     if summary.contrast is not None:
         words["contrast"] = f"id:{summary.contrast.id}"
     elif summary.relative_to != "nothing":
         words["relative_to"] = summary.relative_to
+    if summary.edits:
+        words["edits"] = [edit_text(Edit.from_json(edit)) for edit in summary.edits]
     given = "".join(f", {name}={value!a}" for name, value in words.items())
     return f"{client}reading = client.read({slug!a}, {text!a}{given})"
 

@@ -171,7 +171,11 @@ def _look(services: Services, digest: str, components: str) -> Looked:
     if stored is None:
         raise NotFound("This prompt is not stored yet; read it first.")
     if stored.edits:
-        raise LegibleError("Values over a text are of the unedited checkpoint; this prompt was read with edits.")
+        raise LegibleError(
+            "Values over a text are of the unedited checkpoint, and this prompt was read with edits; "
+            "read the prompt without them for its values.",
+            code="edited",
+        )
     listed = ",".join(map(str, chosen))
     keys = [f"values:{digest}:{first}:{listed}" for first, _ in spans]
     known = newest_jobs(services.store.database, keys)

@@ -28,7 +28,6 @@ from app.pages.waiting import waiting_json
 from app.services import Services, services
 from app.urls import Urls, urls_for
 from legible_core.errors import LegibleError
-from legible_core.interventions import Edit
 from legible_core.naming.names import Names
 from legible_core.reading import Contributor, ReadingRequest, Shares
 from legible_core.reads import Read, check_source, read_of, unpack_terms
@@ -172,10 +171,8 @@ def _subject(services: Services, digest: str, operand: str, asked: AskedWhy) -> 
     read = read_of(checkpoint.config, parse(operand))
     at = len(prompt.ids) - 1 if asked.at is None else asked.at
     through = None if asked.component is None else check_source(checkpoint.config, read, parse(asked.component))
-    stored = services.store.prompt(digest)
-    edits = () if stored is None else tuple(Edit.from_json(edit) for edit in stored.edits)
     dtype: Any = prompt.dtype
-    request = ReadingRequest(prompt.checkpoint_hash, prompt.ids, at, dtype=dtype, edits=edits)
+    request = ReadingRequest(prompt.checkpoint_hash, prompt.ids, at, dtype=dtype, edits=prompt.edits)
     request.check(checkpoint.config)
     return Subject(prompt, checkpoint, read, at, through, request)
 

@@ -41,6 +41,7 @@ CORE = """
     checkpoint child
     training
     evaluation
+    tuning
     pipeline
     generate minimal_pair accounting
     watching
