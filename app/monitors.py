@@ -156,7 +156,7 @@ class Monitors:
         with self.database.read() as connection:
             return _monitor(connection, id)
 
-    def list(self, limit: int = 200) -> list[StoredMonitor]:
+    def all(self, limit: int = 200) -> list[StoredMonitor]:
         """The monitors, the last changed first."""
         query = select(*MonitorRow.__table__.c).order_by(MonitorRow.updated_at.desc(), MonitorRow.id.desc())
         with self.database.read() as connection:

@@ -18,7 +18,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from markupsafe import Markup
 
 from app.monitor_figures import Bucket
-from app.monitors import StoredMonitor
+from app.monitors import StoredHit, StoredMonitor, Stream
 from app.pages.asking import form_fields
 from app.pages.monitor_view import (
     RULE,
@@ -254,7 +254,7 @@ def _form(
 def _lines(services: Services, request: Request) -> tuple[MonitorLine, ...]:
     urls, totals = urls_for(request), services.monitors.totals()
     made = []
-    for found in services.monitors.list():
+    for found in services.monitors.all():
         streams, tokens, hits = totals.get(found.id, (0, 0, 0))
         conditions = tuple(f"{c.component} {said_of(c)}".strip() for c in found.monitor.conditions)
         made.append(
@@ -272,7 +272,7 @@ def _page(services: Services, request: Request, found: StoredMonitor) -> Monitor
     streams = monitors.streams(found.id, limit=STREAMS)
     blocks = monitors.blocks([stream.id for stream in streams])
     buckets, figure = rates_of(blocks)
-    hits = []
+    hits: list[tuple[Stream, StoredHit]] = []
     for stream in streams:
         if len(hits) < NEWEST_HITS and stream.kept:
             hits += [(stream, hit) for hit in monitors.hits(stream.id, limit=NEWEST_HITS - len(hits))]
