@@ -18,10 +18,12 @@ GROUPS = {
     "again": ("reading:again", "another target or position of a known prompt"),
     "beyond": ("reading:beyond", "what a reading costs beyond its forward, against TransformerLens"),
     "upstream": ("upstream:run", "why an operand was on, against the forward of its prompt"),
+    "causal": ("causal:run", "ablations of one prediction in a batch, against one forward each"),
     "training": ("training:run", "a training step of the legible model against its GELU twin"),
     "evaluation": ("evaluation:run", "evaluating minimal pairs against plain batched forwards of the same tokens"),
     "scan": ("scan:run", "a scan against plain forwards over the same tokens"),
     "tokenising": ("tokenising:run", "a text to a file of ids, against the tokenizers library alone"),
+    "monitor": ("monitor:run", "generation under monitors against plain generation"),
     "page": ("page:run", "a stored reading's page: requests per second, bytes, first paint"),
     "names": ("names:run", "pages and searches over 36,864 named units: requests per second, bytes, growth"),
 }
