@@ -80,7 +80,7 @@ def edit(
 
 def given_edits(texts: list[str], file: Path | None) -> tuple[Edit, ...]:
     """The edits of --edits, then those of --edit, in their order; raises `LegibleError` when there is none."""
-    from legible_core.interventions_text import edits_from_json, parse_edits
+    from legible_core.interventions_text import edits_from_json, parse_edit
 
     found: tuple[Edit, ...] = ()
     if file is not None:
@@ -89,7 +89,7 @@ def given_edits(texts: list[str], file: Path | None) -> tuple[Edit, ...]:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
             raise LegibleError(f"The edits in {file} cannot be read: {reason}.", code="bad_edit") from None
-    found += parse_edits(texts)
+    found += tuple(parse_edit(text) for text in texts)
     if not found:
         raise LegibleError(
             "Give at least one --edit, such as L5.u263:zero, or a file of them with --edits.", code="usage"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from legible_core.evaluation.encode import Encoder, Row
 from legible_core.evaluation.journal import Journal, Key, Scores
 from legible_core.evaluation.records import PartResult, TaskResult
 from legible_core.evaluation.scoring import BATCH_TOKENS, Scorer
+from legible_core.interventions import Edit
 from legible_core.model import Transformer
 from legible_core.tokens import Tokenizer
 
@@ -54,10 +55,14 @@ class Run:
         suite: Suite,
         journal: Journal | None = None,
         batch_tokens: int = BATCH_TOKENS,
+        edits: Sequence[Edit] = (),
     ) -> None:
-        """Tokenises all questions; raises `LegibleError` naming file and line for one that has no tokens."""
+        """Tokenises all questions; `edits` apply to the model.
+
+        Raises `LegibleError` naming file and line for a question that has no tokens.
+        """
         self.suite, self.journal = suite, journal
-        self.scorer = Scorer(model, batch_tokens)
+        self.scorer = Scorer(model, batch_tokens, edits)
         self.encoder = Encoder(tokenizer, model.config.context)
         self.scores: dict[Key, Scores] = dict(journal.done) if journal is not None else {}
         self.groups: list[list[Row]] = []

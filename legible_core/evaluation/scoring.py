@@ -26,6 +26,7 @@ from torch import Tensor
 
 from legible_core.errors import LegibleError
 from legible_core.evaluation.encode import Row
+from legible_core.interventions import Edit
 from legible_core.model import Transformer
 
 BATCH_TOKENS = 2048
@@ -56,10 +57,11 @@ class Batch:
 
 
 class Scorer:
-    """Scores rows with one model, on the model's device."""
+    """Scores rows with one model, on the model's device; `edits` apply at every position of every text."""
 
-    def __init__(self, model: Transformer, batch_tokens: int = BATCH_TOKENS) -> None:
+    def __init__(self, model: Transformer, batch_tokens: int = BATCH_TOKENS, edits: Sequence[Edit] = ()) -> None:
         self.model = model
+        self.edits = tuple(edits)
         self.batch_tokens = batch_tokens
         self.device = model.token_embedding.device
 
@@ -110,13 +112,13 @@ class Scorer:
         greedy = torch.ones(len(rows), dtype=torch.bool, device=self.device)
         prefix = batch.prefix
         if not prefix:
-            residual = self.model.residual(tokens[:, :-1])
+            residual = self.model.residual(tokens[:, :-1], self.edits)
             first = 1
         else:
             heads = torch.tensor(np.unique(owner.cpu().numpy(), return_index=True)[1], device=self.device)
             opening = tokens[heads, :prefix]
             cache = self.model.new_cache()
-            before = self.model.residual(opening, cache=cache)
+            before = self.model.residual(opening, self.edits, cache=cache)
             if prefix > 1:
                 # A group's rows may count from different tokens on; what any of them counts is computed once.
                 earliest = torch.full((len(heads),), prefix, device=self.device).scatter_reduce(0, owner, start, "amin")
@@ -127,7 +129,7 @@ class Scorer:
                 greedy &= (found[1][owner] | ~counted).all(1)
             residual = before[owner, -1:]
             if tokens.shape[1] - 1 > prefix:
-                rest = self.model.residual(tokens[:, prefix:-1], cache=_take(cache, owner))
+                rest = self.model.residual(tokens[:, prefix:-1], self.edits, cache=_take(cache, owner))
                 residual = torch.cat([residual, rest], dim=1)
             first = prefix
         at = torch.arange(first, tokens.shape[1], device=self.device)

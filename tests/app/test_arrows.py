@@ -24,10 +24,9 @@ CORE = """
     reading
     compare sampling
     trace
-    registry
-    model
+    registry adapters model
+    readable
     under_edits
-    adapters
     attribution legibility
     reads intervals
     text_stream monitor
@@ -42,6 +41,7 @@ CORE = """
     training
     evaluation
     tuning
+    ordinary
     pipeline
     generate minimal_pair accounting
     watching
@@ -64,7 +64,7 @@ APP = """
     catalogue supervisor
     services worker texts
     indexing
-    scanning looking generating bounding watching checking
+    scanning looking generating tuning bounding watching checking
     handlers
     figures run_figures monitor_figures
     pages
@@ -78,8 +78,9 @@ TORCH_FREE = """
     compare sampling intervals lineage
     text_stream monitor drift hits
     naming.lexicon naming.columns naming.contexts naming.places figures legibility training.history
-    evaluation.records evaluation.data evaluation.encode evaluation.journal causal.records
+    evaluation.records evaluation.data evaluation.encode evaluation.journal evaluation.effect causal.records
     editing.results
+    adapters.config adapters.source adapters.text adapters.registration
     accounting.counts accounting.records accounting.written
 """
 

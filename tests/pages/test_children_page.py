@@ -12,7 +12,7 @@ from app.commands.models import add_checkpoint
 from legible_core.checkpoint import write_card
 from legible_core.child import save_child
 from legible_core.folder import Card
-from legible_core.interventions_text import parse_edits
+from legible_core.interventions_text import parse_edit
 from legible_core.registry import Checkpoint
 
 EDITS = ["L1.u3:zero", "L0.p2.B:flip", "L1.h0:scale=0.5", "L1.u19.m:flip"]
@@ -20,7 +20,7 @@ EDITS = ["L1.u3:zero", "L0.p2.B:flip", "L1.h0:scale=0.5", "L1.u19.m:flip"]
 
 @pytest.fixture
 def child(site: Site, tmp_path: Path) -> Checkpoint:
-    saved = save_child(site.checkpoint, parse_edits(EDITS), tmp_path / "quiet")
+    saved = save_child(site.checkpoint, tuple(parse_edit(text) for text in EDITS), tmp_path / "quiet")
     return add_checkpoint(site.services, saved.path, "quiet")
 
 

@@ -20,7 +20,7 @@ from legible_core.config import ModelConfig
 from legible_core.errors import Conflict, Corrupt, LegibleError
 from legible_core.folder import Card
 from legible_core.interventions import Edit, Vector
-from legible_core.interventions_text import edit_text, parse_edits
+from legible_core.interventions_text import edit_text, parse_edit
 from legible_core.lineage import lineage
 from legible_core.registry import Checkpoint, open_checkpoint
 from legible_core.units import Down, Residual, parse
@@ -45,6 +45,10 @@ TOGETHER = [
     ["L1.p3.B:scale=0.5", "L1.p3.B:flip", "L1.u3:flip_b", "L1.p3.A:scale=0.5", "L1.p3.A:scale=2"],
     ["L0.h1:scale=2", "L0.h1.c1:zero", "L0.h1.p1.B:flip", "L2.u40:scale=0.5", "L1.u21:decay=0.7", "L1.u21.m:flip"],
 ]
+
+
+def parse_edits(texts: list[str]) -> tuple[Edit, ...]:
+    return tuple(parse_edit(text) for text in texts)
 
 
 IDS = random_ids(10, seed=3, batch=1)
