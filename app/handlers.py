@@ -7,6 +7,7 @@
 | component | request, slug, component (its id) | `Engine.component_detail` |
 | why, values, patterns, similar | see `app.looking` | what each looks at closer |
 | bounds | request, slug, unit (its id), optionally radius | `bounds.unit_bounds` |
+| tune | request (with its edits), slug, text, steps | `tuning.Tuned.to_json` |
 | generate | digest of a stored text, checkpoint, dtype, tokens, temperature, seed | see `app.generating` |
 | check, necessity, sufficiency, path, sources | see `app.checking` | what a re-run of a prediction says |
 | watch | stream (its id) | see `app.watching` |
@@ -22,19 +23,20 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
-from app import bounding, checking, generating, indexing, looking, scanning, watching
+from app import bounding, checking, generating, indexing, looking, scanning, tuning, watching
 from app.catalogue import Catalogue
 from app.names_index import NamesIndex
 from app.settings import Settings
 from app.worker import Context, Handler, Outcome
-from legible_core.errors import Unavailable
+from legible_core.errors import LegibleError, Unavailable
 from legible_core.reading import ReadingRequest
 
 if TYPE_CHECKING:
     from legible_core.pipeline import Engine
     from legible_core.registry import Checkpoint
 
-KEPT_ENGINES = 2
+# What an ordinary model can be asked: it has no operands, and so nothing that is measured or changed in them.
+ORDINARY = frozenset({"read", "head", "component", "patterns", "values", "generate", "pair", "account"})
 
 
 def handlers(settings: Settings) -> Mapping[str, Handler]:
@@ -48,6 +50,7 @@ def handlers(settings: Settings) -> Mapping[str, Handler]:
         indexing.KIND: indexing.handle,
         **looking.kinds(engines),
         **bounding.kinds(engines),
+        **tuning.kinds(engines),
         **checking.kinds(engines),
         **generating.kinds(engines),
         **watching.kinds(engines),
@@ -113,24 +116,41 @@ class Engines:
         if self._catalogue is None:
             self._catalogue = Catalogue(context.store)
         checkpoint = self._catalogue.get(checkpoint_hash)
+        if checkpoint.ordinary and context.job.kind not in ORDINARY:
+            raise LegibleError(
+                f"{checkpoint.slug} is an ordinary model, and this is asked of operands, which only checkpoints that are "
+                "legible by construction have.",
+                code="ordinary",
+                status=422,
+            )
         names = checkpoint.path / "names.json"
         key = (checkpoint_hash, dtype, names.stat().st_mtime_ns if names.is_file() else 0)
         if key not in self._open:
             context.stage("load")
-            self._open[key] = self._load(checkpoint, dtype)
-            context.computes_on(device_name(pick_device(self.settings.device)))
-            for old in [other for other in self._open if other != key and other[:2] == key[:2]]:
+            for old in [other for other in self._open if other[:2] == key[:2]]:  # under names that were written anew
                 del self._open[old]
-            while len(self._open) > KEPT_ENGINES:
-                self._open.popitem(last=False)
+            self._make_room(checkpoint.parameters * (2 if dtype == "bfloat16" else 4))
+            self._open[key] = self._load(checkpoint, dtype)
+            context.computes_on(device_name(self._device(checkpoint)))
         self._open.move_to_end(key)
         return self._open[key]
+
+    def _make_room(self, wanted: int) -> None:
+        """Drop the engines that were idle longest until `wanted` more bytes of weights fit the budget."""
+        budget = self.settings.models_mebibytes << 20
+        while self._open and sum(engine.n_bytes for engine in self._open.values()) + wanted > budget:
+            self._open.popitem(last=False)
+
+    def _device(self, checkpoint: Checkpoint) -> str:
+        """The worker's own device, unless an ordinary model was added for another."""
+        own = getattr(checkpoint, "device", "auto")
+        return pick_device(self.settings.device if own == "auto" else own)
 
     def _load(self, checkpoint: Checkpoint, dtype: str) -> Engine:
         from legible_core.pipeline import Engine
 
         _prepare_torch(self.settings)
-        device = pick_device(self.settings.device)
+        device = self._device(checkpoint)
         _check_device(device)
         return Engine.open(
             checkpoint,

@@ -12,6 +12,8 @@ from app.security import MAX_BODY
 from app.services import Services
 from app.store import StoredPrompt
 from app.urls import Urls
+from legible_core.adapters.registration import OrdinaryCheckpoint
+from legible_core.adapters.text import render, with_bos
 from legible_core.errors import LegibleError, NotFound
 from legible_core.interventions import Edit
 from legible_core.interventions_text import edits_of_field
@@ -42,17 +44,22 @@ class PromptForm:
     model: str | None
     example: str | None
     edits: tuple[Edit, ...] = ()
+    bos: bool | None = None
+    chat: bool = False
 
 
 async def prompt_form(request: Request) -> PromptForm:
     """The form's fields. A text over the tokenizer's limit must reach its error, which says the limit and the size."""
     fields = await form_fields(request, "A prompt", "the field prompt")
     edits = edits_of_field(fields.get("edits", ""))
-    return PromptForm(fields.get("prompt", ""), fields.get("model") or None, fields.get("example"), edits)
+    bos = {"yes": True, "no": False}.get(fields.get("bos", ""))
+    return PromptForm(
+        fields.get("prompt", ""), fields.get("model") or None, fields.get("example"), edits, bos, bool(fields.get("chat"))
+    )
 
 
-async def form_fields(request: Request, what: str, asked: str | None = None) -> dict[str, str]:
-    """The text fields of a posted form, files left out; at most 20, each up to the limit on a body.
+async def form_fields(request: Request, what: str, asked: str | None = None, *, limit: int = 20) -> dict[str, str]:
+    """The text fields of a posted form, files left out; at most `limit`, each up to the limit on a body.
 
     what, asked: what is sent, and which fields the hint asks for, as the error says them. Raises `LegibleError` (415).
     """
@@ -64,7 +71,7 @@ async def form_fields(request: Request, what: str, asked: str | None = None) -> 
             hint=None if asked is None else f"Send {asked} with the content type {FORM_TYPES[0]}.",
             status=415,
         )
-    async with request.form(max_files=0, max_fields=20, max_part_size=MAX_BODY) as form:
+    async with request.form(max_files=0, max_fields=limit, max_part_size=MAX_BODY) as form:
         return {name: value for name, value in form.items() if isinstance(value, str)}
 
 
@@ -75,17 +82,20 @@ def start_reading(
     text: str,
     target: int | None = None,
     edits: tuple[Edit, ...] = (),
+    *,
+    bos: bool | None = None,
+    chat: bool = False,
 ) -> str:
     """The address of the reading of `text`'s last prediction; its job is in SQL when this returns.
 
     `target` is the token to read, the most probable one when it is None. With edits the unedited text is read as well,
-    so that its page, which the edited one leads to, is there. Raises LegibleError in one sentence for a text that
-    cannot be read.
+    so that its page, which the edited one leads to, is there. bos, chat: see `encode`. Raises LegibleError in one
+    sentence for a text that cannot be read.
     """
     if edits:
-        start_reading(services, urls, checkpoint, text, target)
-    ids = tuple(int(i) for i in services.tokenizers.call("encode", checkpoint.tokenizer_path, text))
-    dtype = services.settings.dtype
+        start_reading(services, urls, checkpoint, text, target, bos=bos, chat=chat)
+    ids, text = encode(services, checkpoint, text, bos=bos, chat=chat)
+    dtype = checkpoint.compute_dtype(services.settings.dtype)
     request = ReadingRequest(checkpoint.hash, ids, target=target, dtype=dtype, edits=edits)
     request.check(checkpoint.config)
     stored = services.store.find(request.digest, target=target)
@@ -95,6 +105,28 @@ def start_reading(
     request = ReadingRequest(checkpoint.hash, ids, position=position, target=target, dtype=dtype, edits=edits)
     submit_reading(services, request, slug=checkpoint.slug, text=text.replace("\r\n", "\n"))
     return urls.reading(checkpoint.slug, request.digest, position=position, target=target)
+
+
+def encode(
+    services: Services, checkpoint: Checkpoint, text: str, *, bos: bool | None = None, chat: bool = False
+) -> tuple[tuple[int, ...], str]:
+    """The exact ids of a prompt, and the text that they are the ids of.
+
+    bos: whether an ordinary model's begin-of-text token stands before it; None as its tokenizer does. chat: the text is
+    what a user says, in the model's chat template. Raises LegibleError where the checkpoint has no such thing.
+    """
+    ordinary = checkpoint if isinstance(checkpoint, OrdinaryCheckpoint) else None
+    call, path = services.tokenizers.call, checkpoint.tokenizer_path
+    if chat:
+        template, special = (None, {}) if ordinary is None else (ordinary.chat_template, ordinary.special)
+        # A model without a template says so here; one with a template has it run in the tokenizer's own process.
+        text = render(None, text, {}) if template is None else str(call("render", path, template, text, special))
+    found = [int(i) for i in call("encode", path, text)]
+    token = None if ordinary is None else ordinary.bos
+    ids = with_bos(found, token, bos)
+    if bos and token is not None and len(ids) > len(found):
+        text = token.text + text
+    return tuple(ids), text
 
 
 def submit_reading(services: Services, request: ReadingRequest, *, slug: str, text: str) -> Job:

@@ -16,7 +16,8 @@ from markupsafe import Markup
 
 from app.figures import heads_grid, signed, unit_strips
 from app.pages.citation import citation
-from app.pages.formula import Piece, formula, operand_piece
+from app.pages.edited import Edited, edited_of
+from app.pages.formula import GUESS, Piece, formula, operand_piece
 from app.pages.named import channel_piece
 from app.pages.panel import Panel
 from app.pages.view import chance, clipped, iframe, percent
@@ -26,7 +27,7 @@ from legible_core.config import ModelConfig
 from legible_core.interventions import Edit
 from legible_core.interventions_text import edit_text
 from legible_core.naming.names import Names
-from legible_core.reading import Contributor, Shares, Summary, Token
+from legible_core.reading import ORDINARY, Contributor, Shares, Summary, Token
 from legible_core.units import GLYPHS
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ GROUPS = (
     ("sigmoid", "sigmoid units"),
     ("softplus", "softplus"),
     ("relu", "ReLU"),
+    ("silu", "SiLU"),
+    ("swiglu", "SwiGLU"),
+    ("geglu", "GeGLU"),
 )
 
 
@@ -142,6 +146,7 @@ class ReadingPage:
     panel_embed: str
     compare: CompareForm | None = None
     revised: Revised | None = None
+    edited: Edited | None = None
     checks: Checks | None = None
 
 
@@ -228,7 +233,7 @@ def reading_page(
         ),
         panel=panel,
         panel_fields=tuple((name, str(value)) for name, value in base.items() if value is not None),
-        rows=tuple(_row(c, component, shown, names) for c in summary.top),
+        rows=tuple(_row(c, component, shown, names, guessed(summary)) for c in summary.top),
         sum=sum_line(summary),
         command=command_line(slug, text, summary),
         embed=iframe(f"{origin}{here}&embed=figure,table", _title(summary, slug)),
@@ -244,6 +249,7 @@ def reading_page(
             address=urls.reading(slug, summary.digest, **base),
         ),
         revised=revised,
+        edited=edited_of(urls, slug, summary, chosen.query()),
     )
 
 
@@ -318,17 +324,25 @@ def _relatives(summary: Summary, chosen: Chosen) -> tuple[Link, ...]:
     return tuple(links)
 
 
-def _row(c: Contributor, component: Any, shown: str | None, names: Names | None) -> Row:
-    pieces = contributor_formula(c, names)
+def _row(c: Contributor, component: Any, shown: str | None, names: Names | None, guess: bool) -> Row:
+    pieces = contributor_formula(c, names, guess)
     here = "  ".join(f"{o.value:.2f}".replace("-", "−") for o in c.operands[:2])
     return Row(c.id, c.glyph, c.value, pieces, here, c.target_rank, component(c.id), c.id == shown)
 
 
-def contributor_formula(c: Contributor, names: Names | None = None) -> tuple[Piece, ...]:
-    """A contributor in a table; a head's leading channel stands for it, its own page has the rest."""
+def guessed(summary: Summary) -> bool:
+    """Whether what a name says is a guess: the model is an ordinary one."""
+    return summary.shares.why_undefined == ORDINARY
+
+
+def contributor_formula(c: Contributor, names: Names | None = None, guess: bool = False) -> tuple[Piece, ...]:
+    """A contributor in a table; a head's leading channel stands for it, its own page has the rest.
+
+    guess: the model is an ordinary one, whose parts no construction makes mean what their names say.
+    """
+    pieces: list[Piece] = [GUESS] if guess else []
     if c.kind != "head":
-        return formula(c.kind, c.operands, c.promotes, c.label, c.half_life)
-    pieces: list[Piece] = []
+        return (*pieces, *formula(c.kind, c.operands, c.promotes, c.label, c.half_life))
     if c.operands:
         leading = c.operands[0]
         named = operand_piece(leading) if leading.label is not None else channel_piece(names, leading.id)
@@ -346,6 +360,8 @@ def sum_line(summary: Summary) -> SumLine:
             groups.append(Amount(name, amount))
     floor = tuple(Amount(FLOOR_NAMES.get(term.id, term.id.replace("_", " ")), term.value) for term in summary.floor)
     what = {"nothing": "logit", "mean": "logit − mean", "contrast": "logit difference"}[summary.relative_to]
+    if summary.logit_softcap is not None:
+        what += f" before the soft-cap at {summary.logit_softcap:g}"
     return SumLine(
         tuple(groups), floor, summary.sum, what, summary.value, summary.residual, summary.tolerance,
         said_shares(summary.shares),
@@ -354,6 +370,8 @@ def sum_line(summary: Summary) -> SumLine:
 
 def said_shares(shares: Shares) -> str:
     """The legible shares in words."""
+    if shares.why_undefined == ORDINARY:
+        return f"no legible share: {ORDINARY}"
     if shares.net is None:
         why = shares.why_undefined or "the net is 0 or less"
         said = f"legible share {percent(shares.mass)} of mass; of net undefined: {why}"

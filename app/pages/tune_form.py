@@ -1,0 +1,106 @@
+"""Edits as controls of a form, and a form's fields as edits: a slider for each unit and head, a choice for operands.
+
+What no control can say (a replaced row, an added direction, an edit of other positions) is carried along as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from legible_core.errors import LegibleError
+from legible_core.interventions import Edit
+from legible_core.interventions_text import edit_text, edits_of_field, parse_edit
+from legible_core.units import Head, HeadOperand, Operand, QuantifierOperand, Unit
+
+CHOICES = ("as read", "flip", "set", "clamp")
+SLIDER_MAX = 4.0
+_ID = re.compile(r"(scale|choice|low|high):(L[0-9.a-zA-Z]{1,30})")
+
+
+@dataclass(frozen=True, slots=True)
+class OperandControl:
+    """An operand with its value in the unedited reading and what the edits do to it."""
+
+    id: str
+    label: str
+    value: float
+    choice: str
+    low: str
+    high: str
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """What the edits say of the page's components; `rest` are those that no control shows."""
+
+    scales: dict[str, float]
+    operands: dict[str, tuple[str, str, str]]
+    here: bool
+    rest: tuple[str, ...]
+
+
+def controls_of(edits: Sequence[Edit], position: int) -> Controls:
+    """The controls that stand for `edits`; those of one scope (everywhere, or the read position) share the form."""
+    scopes = [edit.positions for edit in edits if _simple(edit) and edit.positions in (None, (position,))]
+    here = bool(scopes) and scopes[0] is not None
+    scope = (position,) if here else None
+    scales: dict[str, float] = {}
+    operands: dict[str, tuple[str, str, str]] = {}
+    rest: list[str] = []
+    for edit in edits:
+        id = str(edit.component)
+        if not _simple(edit) or edit.positions != scope or id in scales or id in operands:
+            rest.append(edit_text(edit))
+        elif isinstance(edit.component, Unit | Head):
+            scales[id] = 0.0 if edit.value is None else edit.value
+        else:
+            operands[id] = (edit.operation, _shown(edit.value), _shown(edit.upper))
+    return Controls(scales, operands, here, tuple(rest))
+
+
+def edits_of_form(fields: Mapping[str, str], position: int) -> tuple[Edit, ...]:
+    """The edits that a filled-in form means; raises `LegibleError` naming the control whose number is unusable."""
+    scope = (position,) if fields.get("scope") == "here" else None
+    edits = list(edits_of_field(fields.get("rest", "")))
+    for name, typed in fields.items():
+        found = _ID.fullmatch(name)
+        if found is None:
+            continue
+        sort, id = found.groups()
+        if sort == "scale" and typed.strip() and _number(typed, id) != 1.0:
+            edits.append(_edit(id, f"scale={_number(typed, id)!r}", scope))
+        elif sort == "choice" and typed == "flip":
+            edits.append(_edit(id, "flip", scope))
+        elif sort == "choice" and typed == "set":
+            edits.append(_edit(id, f"set={_number(fields.get(f'low:{id}', ''), id)!r}", scope))
+        elif sort == "choice" and typed == "clamp":
+            low, high = (_number(fields.get(f"{end}:{id}", ""), id) for end in ("low", "high"))
+            edits.append(_edit(id, f"clamp={low!r},{high!r}", scope))
+    return tuple(edits)
+
+
+def _simple(edit: Edit) -> bool:
+    """Whether a control can say it."""
+    if isinstance(edit.component, Unit | Head):
+        return edit.operation == "scale"
+    operand = isinstance(edit.component, Operand | HeadOperand | QuantifierOperand)
+    return operand and edit.operation in ("flip", "set", "clamp")
+
+
+def _edit(id: str, operation: str, scope: tuple[int, ...] | None) -> Edit:
+    return parse_edit(f"{id}:{operation}" + ("" if scope is None else f"@{scope[0]}"))
+
+
+def _number(typed: str, id: str) -> float:
+    try:
+        return float(typed.strip())
+    except ValueError:
+        raise LegibleError(
+            f"The number {typed[:20]!r} for {id} is no number; give one such as 0.5.", code="bad_edit"
+        ) from None
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else repr(value).removesuffix(".0")
