@@ -159,8 +159,9 @@ class Client:
     ) -> Iterator[dict[str, Any]]:
         """Send a text to a monitor piece by piece (cut anywhere, at most 1 MiB each) and yield what it flags.
 
-        Each kept hit as `{"hit": {"token", "offset", "id", "values"}}`, as they are found between the pieces and after
-        them, then `{"summary": {...}}` with the exact counts. Raises `JobFailed` where the server could not read it.
+        Each kept hit as `{"hit": {"token", "offset", "id", "text", "values", "context"}}`, as they are found between
+        the pieces and after them, then `{"summary": {...}}` with the exact counts. Raises `JobFailed` where the server
+        could not read it.
         """
         stream = urlsplit(self._post(f"/monitors/{int(monitor)}/streams", {"open": "1"})).path.removeprefix(self.root)
         after, until = -1, time.monotonic() + timeout

@@ -35,6 +35,7 @@ from app.tables import MAX_INTEGER
 from app.urls import urls_for
 from legible_core.errors import LegibleError
 from legible_core.monitor import Monitor
+from legible_core.registry import Checkpoint
 from legible_core.sampling import Sampling
 from legible_core.tokens import check_text
 
@@ -162,8 +163,9 @@ async def follow(
 
     `again` is the address to go on with, once `wait` seconds are over and the stream has not ended.
     """
-    await run_in_threadpool(services.monitors.stream, n, id)
-    lines = _lines(services, urls_for(request).monitors(id, "streams", n, "hits"), n, after, wait)
+    address = urls_for(request).monitors(id, "streams", n, "hits")
+    checkpoint = await run_in_threadpool(_checkpoint, services, id, n)
+    lines = _lines(services, checkpoint, address, n, after, wait)
     return StreamingResponse(lines, media_type="application/x-ndjson", headers={"cache-control": "no-store"})
 
 
@@ -183,13 +185,16 @@ def stream_page(id: int, n: int, request: Request, services: Given) -> Response:
     return page(request, "monitor_stream.html", _page(services, request, id, n))
 
 
-async def _lines(services: Services, address: str, n: int, at: int, wait: float) -> AsyncIterator[str]:
+async def _lines(
+    services: Services, checkpoint: Checkpoint, address: str, n: int, at: int, wait: float
+) -> AsyncIterator[str]:
     until, pause, told = time.monotonic() + wait, PAUSES[0], -1
 
-    def look(at: int) -> tuple[Stream, list[StoredHit], Job | None]:
+    def look(at: int) -> tuple[Stream, list[dict[str, Any]], Job | None]:
         # The stream first: once it has ended, all its hits are there to be read after it.
         stream = services.monitors.stream(n)
-        return stream, services.monitors.hits(n, after=at, limit=FOLLOWED), job_of(services, stream)
+        hits = services.monitors.hits(n, after=at, limit=FOLLOWED)
+        return stream, _told(services, checkpoint, hits), job_of(services, stream)
 
     while True:
         try:
@@ -198,8 +203,8 @@ async def _lines(services: Services, address: str, n: int, at: int, wait: float)
             yield _line(error.body())
             return
         for hit in hits:
-            yield _line({"hit": {"token": hit.token, "offset": hit.offset, "id": hit.id, "values": hit.values}})
-            at = hit.token
+            yield _line({"hit": hit})
+            at = hit["token"]
         if len(hits) == FOLLOWED:
             continue
         counts = {"tokens": stream.tokens, "hits": stream.hits, "kept": stream.kept}
@@ -217,6 +222,26 @@ async def _lines(services: Services, address: str, n: int, at: int, wait: float)
             return
         await asyncio.sleep(pause)
         pause = min(2 * pause, PAUSES[1])
+
+
+def _checkpoint(services: Services, id: int, n: int) -> Checkpoint:
+    """The checkpoint of a monitor's stream; NotFound where either is not there."""
+    services.monitors.stream(n, id)
+    return checkpoint_of(services, services.monitors.get(id))
+
+
+def _told(services: Services, checkpoint: Checkpoint, hits: list[StoredHit]) -> list[dict[str, Any]]:
+    """Hits as JSON, with their text: U+FFFD where a token is no whole character."""
+    ids = sorted({index for hit in hits for index in hit.context})
+    rows = services.tokenizers.call("describe", checkpoint.tokenizer_path, ids) if ids else []
+    text = {index: str(row["text"]) for index, row in zip(ids, rows, strict=True)}
+    return [
+        {
+            "token": hit.token, "offset": hit.offset, "id": hit.id, "text": text[hit.id], "values": hit.values,
+            "context": "".join(text[index] for index in hit.context),
+        }
+        for hit in hits
+    ]  # fmt: skip
 
 
 def _line(data: dict[str, Any]) -> str:

@@ -155,20 +155,22 @@ def on_rate(names: Names, checkpoint: Checkpoint, component: Component) -> float
 
 
 def rates_of(blocks: dict[int, list[StoredBlock]]) -> tuple[tuple[Bucket, ...], Markup]:
-    """Hits per token over the time in which they were read, as numbers and as a figure."""
+    """Hits per token over the time in which they were read, as numbers and as a figure ("" for a single bar)."""
     found = buckets([(block.at, block.tokens, block.hits) for rows in blocks.values() for block in rows])
-    return found, rate_bars(found)
+    return found, rate_bars(found) if len(found) > 1 else Markup("")
 
 
 def spans_of(
-    services: Services, urls: Urls, checkpoint: Checkpoint, monitor: Monitor, hits: Sequence[tuple[Stream, StoredHit]]
-) -> list[Span]:
-    """Hits of neighbouring tokens together, each token shaded by its value."""
+    services: Services, urls: Urls, checkpoint: Checkpoint, monitor: Monitor,
+    hits: Sequence[tuple[Stream, StoredHit]], most: int = SPANS,
+) -> list[Span]:  # fmt: skip
+    """Hits of neighbouring tokens together, each token shaded by its value among these hits'; at most `most` spans."""
     ids = sorted({index for _, hit in hits for index in hit.context})
     rows = services.tokenizers.call("describe", checkpoint.tokenizer_path, ids) if ids else []
     display = {index: str(row["display"]) for index, row in zip(ids, rows, strict=True)}
     first = monitor.required[0]
-    top = max((abs(hit.values.get(str(first.component), 0.0)) for _, hit in hits), default=0.0)
+    sizes = [abs(hit.values.get(str(first.component), 0.0)) for _, hit in hits]
+    low, top = min(sizes, default=0.0), max(sizes, default=0.0)
     groups: list[list[tuple[Stream, StoredHit]]] = []
     for stream, hit in hits:
         last = groups[-1][-1] if groups else None
@@ -177,12 +179,12 @@ def spans_of(
         else:
             groups.append([(stream, hit)])
     made = []
-    for group in groups[:SPANS]:
+    for group in groups[:most]:
         stream, begin = group[0]
         chips = [Chip(display[index], 0, "before it", False) for index in begin.context[:-1]]
         for _, hit in group:
             value = abs(hit.values.get(str(first.component), 0.0))
-            shade = min(4, 1 + int(4 * value / top)) if top > 0 else 1
+            shade = min(4, 1 + int(4 * (value - low) / (top - low))) if top > low else 4
             said = ", ".join(f"{name} {number:.3g}" for name, number in hit.values.items())
             chips.append(Chip(display[hit.id], shade, f"token {hit.token:,}: {said}", True))
         href = urls.monitors(stream.monitor_id, "streams", stream.id)

@@ -51,6 +51,7 @@ router = APIRouter(prefix="/monitors", default_response_class=HTMLResponse)
 
 STREAMS = 20
 NEWEST_HITS = 120
+NEWEST_SPANS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +298,7 @@ def _page(services: Services, request: Request, found: StoredMonitor) -> Monitor
         buckets=buckets,
         figure=figure,
         drift=tuple(drift_of(checkpoint, found.monitor, streams, blocks)),
-        spans=tuple(spans_of(services, urls, checkpoint, found.monitor, hits)),
+        spans=tuple(spans_of(services, urls, checkpoint, found.monitor, hits, NEWEST_SPANS)),
         streams=lines,
         max_tokens=MAX_TOKENS,
         poll=urls.monitors(found.id) if busy else "",

@@ -127,6 +127,9 @@ def test_pieces_are_accepted_followed_and_closed(site: Site, monkeypatch: pytest
     summary = found[-1]["summary"]
     assert [hit["token"] for hit in hits] == sorted({hit["token"] for hit in hits})
     assert len(hits) == summary["kept"]
+    for hit in hits:
+        assert data[hit["offset"] :].startswith(hit["text"].encode())
+        assert TEXT[: len(data[: hit["offset"]].decode())].endswith(hit["context"][: -len(hit["text"])])
     middle = hits[3]["token"]
     assert [line["hit"] for line in lines(site, stream, after=middle) if "hit" in line] == hits[4:]
     assert site.client.post(f"{stream}/text", content=b"more").status_code == 409
