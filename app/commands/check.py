@@ -29,7 +29,7 @@ Position = Annotated[int | None, typer.Option(help="0-based position whose next 
 Corpus = Annotated[Path | None, typer.Option(help="A UTF-8 text file that training did not see, plain or .xz.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON.")]
 
-FLAGS = {"sign": "⚠ direct and total disagree in sign", "band": "⚠ direct ≠ total"}
+FLAGS = {"sign": "⚠ signs differ", "band": "⚠ direct ≠ total"}
 FLOOR, SAMPLE = 0.3, 200
 
 

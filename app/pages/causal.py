@@ -44,7 +44,7 @@ TITLES: dict[str, str] = {
     "path": "path",
     "sources": "sources",
 }
-FLAGS = {"sign": "direct and total disagree in sign", "band": "direct ≠ total"}
+FLAGS = {"sign": "signs differ", "band": "direct ≠ total"}
 METHODS = {
     "zero": "set to zero",
     "mean": "set to its mean",

@@ -238,6 +238,7 @@ def _row(
 ) -> dict[str, Any]:
     first = effects[0].variant
     half = half_of(first.layer, config.n_layers)
+    kind = "head" if first.sort == "head" else config.feed_forward.kind(first.index)
     removals = []
     for effect in effects:
         variant = effect.variant
@@ -245,7 +246,7 @@ def _row(
         removals.append(
             {
                 "method": variant.method,
-                "operand": variant.side,
+                "operand": "m" if kind in ("existential", "proportion") and variant.side else variant.side,
                 "total": effect.total,
                 "direct": effect.direct,
                 "direct_rescaled": effect.rescaled,
@@ -253,7 +254,6 @@ def _row(
                 "flags": flags_of(effect, noise, band),
             }
         )
-    kind = "head" if first.sort == "head" else config.feed_forward.kind(first.index)
     array = terms.heads if first.sort == "head" else terms.units
     return {
         "id": str(first.component),
