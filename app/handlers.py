@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from legible_core.registry import Checkpoint
 
 # What an ordinary model can be asked: it has no operands, and so nothing that is measured or changed in them.
-ORDINARY = frozenset({"read", "head", "component", "patterns", "values", "generate", "pair", "account"})
+ORDINARY = frozenset({"read", "head", "component", "patterns", "values", "generate", "pair", "account", "similar"})
 
 
 def handlers(settings: Settings) -> Mapping[str, Handler]:
@@ -118,8 +118,8 @@ class Engines:
         checkpoint = self._catalogue.get(checkpoint_hash)
         if checkpoint.ordinary and context.job.kind not in ORDINARY:
             raise LegibleError(
-                f"{checkpoint.slug} is an ordinary model, and this is asked of operands, which only checkpoints that are "
-                "legible by construction have.",
+                f"{checkpoint.slug} is an ordinary model, and this is asked of operands, which only checkpoints that "
+                "are legible by construction have.",
                 code="ordinary",
                 status=422,
             )

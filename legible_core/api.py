@@ -54,6 +54,8 @@ def read(
     relative_to: RelativeTo | None = None,
     top: int = 20,
     edits: Iterable[Edit | str] = (),
+    bos: bool | None = None,
+    chat: bool = False,
 ) -> Reading:
     """One prediction as an exact sum over heads and units, in logits.
 
@@ -61,7 +63,8 @@ def read(
     without a target the most probable token is read. `position` is 0-based and its next token is read; default: the
     last. `relative_to` is nothing, mean (of the vocabulary) or contrast. `top` contributors are described, 0 to 1000.
     `edits` are applied inside the forward pass, in order: `Edit`s or short texts such as "L5.u263:scale=0.5"
-    (docs/edits.md).
+    (docs/edits.md). `bos` and `chat` are an ordinary model's: whether its begin-of-text token stands before the prompt
+    (None: as its tokenizer does), and whether the prompt goes into its chat template.
     A name or folder as `model` is loaded for this one call; `load` it once to read more than one prompt.
     Raises `LegibleError` in one sentence for words that cannot be read, `NotExact` when the sum does not close.
     """
@@ -69,6 +72,7 @@ def read(
         raise LegibleError(f"top is {top}; it must be from 0 to {MAX_TOP}.", code="bad_top")
     engine = model if isinstance(model, Engine) else load(model)
     request = engine.request(
-        prompt, position=position, target=target, contrast=contrast, relative_to=relative_to, edits=as_edits(edits)
+        prompt, position=position, target=target, contrast=contrast, relative_to=relative_to, edits=as_edits(edits),
+        bos=bos, chat=chat,
     )
     return engine.read(request, top=top, promoted=PROMOTED)

@@ -30,7 +30,7 @@ from legible_core.interventions import Edit
 from legible_core.memory import ByteCache
 from legible_core.model.editing import added_at, direction_of, edited_matrix, weight_edits
 from legible_core.readable import Readable
-from legible_core.reading import Dtype, RelativeTo
+from legible_core.reading import ORDINARY, Dtype, RelativeTo
 from legible_core.trace import Trace
 
 # float32: the larger of an absolute bound in logits and a relative one; bf16: relative alone.
@@ -340,7 +340,7 @@ def shares(
     if config.ordinary:
         return {
             "net": None, "mass": None, "named_net": None, "named_mass": None,
-            "why_undefined": "an ordinary model has no unit that is legible by construction",
+            "why_undefined": ORDINARY,
         }  # fmt: skip
     bounded = bounded_heads(config)
     legible = np.zeros(config.feed_forward.d_ff, dtype=bool)

@@ -32,6 +32,8 @@ from legible_core.errors import Corrupt, LegibleError, TooLarge
 from legible_core.interventions import Edit, canonical_edits
 
 SCHEMA = 1
+# Why an ordinary model has no legible share: undefined, never 0.
+ORDINARY = "an ordinary model has no unit that is legible by construction"
 RelativeTo: TypeAlias = Literal["nothing", "mean", "contrast"]
 Dtype: TypeAlias = Literal["float32", "bfloat16"]
 

@@ -78,7 +78,8 @@ class TokenizerService:
         return int(await self._later("target", path, text))
 
     def call(self, method: str, path: Path | str, *arguments: Any) -> Any:
-        """The same, blocking: one of `encode`, `decode`, `describe`, `tokenise`, `target`, `facts`.
+        """The same, blocking: one of `encode`, `decode`, `describe`, `tokenise`, `target`, `facts`, and `render` for a
+        chat template, which is a program as well.
 
         Raises what the tokenizer raises, `Corrupt` for one that cannot be used, and `Unavailable` when too many wait.
         """
@@ -304,6 +305,10 @@ def _answer(cache: OrderedDict[tuple[str, int, int], Any], method: str, path: st
             return [tokenizer.token(index) for index in arguments[0]]
         case "tokenise":
             return [tokenizer.token(index) for index in tokenizer.encode(arguments[0])]
+        case "render":
+            from legible_core.adapters.text import render
+
+            return render(*arguments)
         case "facts":
             return {"vocab_size": tokenizer.vocab_size}
     raise LegibleError(f"The tokenizer has no method {method}.")

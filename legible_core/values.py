@@ -12,13 +12,13 @@ whenever this checkpoint reads: it has no other past. `windows` is in `reads`, w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from legible_core.model import Transformer
+from legible_core.readable import Readable, Transformer
 from legible_core.reads import Window, check_component, opens, read_of
 from legible_core.trace import Trace
 from legible_core.units import Channel, Component, Head, Unit
@@ -27,7 +27,7 @@ from legible_core.upstream import read_series
 
 @torch.no_grad()
 def part_values(
-    model: Transformer, ids: Sequence[int], components: Sequence[Component], plan: Sequence[Window]
+    model: Readable, ids: Sequence[int], components: Sequence[Component], plan: Sequence[Window]
 ) -> Iterator[Float[Tensor, "n t"]]:
     """For each window the components' values on the tokens that it gives, one row a component.
 
@@ -43,7 +43,7 @@ def part_values(
 
 
 @torch.no_grad()
-def component_values(model: Transformer, trace: Trace, component: Component) -> Float[Tensor, " t"]:
+def component_values(model: Readable, trace: Trace, component: Component) -> Float[Tensor, " t"]:
     """A component's value at every position of a trace; `reads.measure` says in words what it is.
 
     Units: the hidden value. Operands: their membership of the token. Channels: the head's value at the token, before
@@ -58,7 +58,9 @@ def component_values(model: Transformer, trace: Trace, component: Component) -> 
             width = slice(head * config.d_head, (head + 1) * config.d_head)
             write = trace.layers[layer].z[:, head].float() @ part.attention.output[:, width].float().T
             return write.norm(dim=-1)
+        case Channel(layer, head, channel) if config.ordinary:  # its value has no read row of its own to ask
+            return model.head_values(layer, trace)[:, head, channel]
         case Channel(_, _, channel) if len(opens(config, component)) == 2:
-            a, b = (read_series(model, trace, read_of(config, operand)) for operand in opens(config, component))
+            a, b = (read_series(cast(Transformer, model), trace, read_of(config, operand)) for operand in opens(config, component))
             return a * b if channel < config.d_head // 2 else a * (1.0 - b)
-    return read_series(model, trace, read_of(config, component))
+    return read_series(cast(Transformer, model), trace, read_of(config, component))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,10 @@ import typer
 
 from app.options import settings_flags
 from app.settings import Settings
+from legible_core.adapters.registration import OrdinaryCheckpoint
+from legible_core.errors import LegibleError
 from legible_core.figures import perplexity_text
+from legible_core.reading import Dtype
 from legible_core.registry import Checkpoint, Entry
 
 if TYPE_CHECKING:
@@ -51,20 +55,46 @@ def models(
 @settings_flags(*_DATABASE)
 def add(
     settings: Settings,
-    folder: Annotated[Path, typer.Argument(help="A checkpoint folder, as docs/checkpoints.md describes it.")],
+    folder: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME_OR_FOLDER",
+            help="A checkpoint folder (docs/checkpoints.md), a folder as transformers saves it, or a hub name.",
+        ),
+    ],
     slug: Annotated[str | None, typer.Option(help="The name to call it by; default: the folder's.")] = None,
     move: Annotated[bool, typer.Option("--move", help="Let a slug that names other weights now name these.")] = False,
+    dtype: Annotated[str, typer.Option(help="Of an ordinary model: float32 or bfloat16, to load and read it in.")] = "",
+    device: Annotated[str, typer.Option(help="Of an ordinary model: auto, cpu, cuda or cuda:N.")] = "",
+    revision: Annotated[str | None, typer.Option(help="Of a hub name: the branch, tag or commit.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the checkpoint as JSON.")] = False,
 ) -> None:
-    """Check a checkpoint folder, every weight of it, and remember where it is; nothing is copied."""
+    """Check a checkpoint, every weight of it, and remember where it is; nothing is copied.
+
+    An ordinary model is compared with Hugging Face's own on fixed prompts first, and refused where they differ.
+    """
     from app.services import opened
+    from legible_core.adapters.source import is_ordinary
 
     with opened(settings) as services:
-        checkpoint = add_checkpoint(services, folder, slug, move=move)
+        checkpoint: Checkpoint
+        if Path(folder).is_dir() and not is_ordinary(Path(folder)):
+            if dtype or device or revision:
+                raise LegibleError(
+                    "--dtype, --device and --revision belong to ordinary models; a legible checkpoint needs none.",
+                    code="usage",
+                )
+            checkpoint = add_checkpoint(services, Path(folder), slug, move=move)
+        else:
+            checkpoint = add_ordinary(
+                services, folder, slug, move=move, dtype=dtype or "float32", device=device or "auto", revision=revision
+            )
     if as_json:
         typer.echo(json.dumps(checkpoint.to_json(), ensure_ascii=False, indent=2))
         return
     typer.echo(f"Added {checkpoint.slug}: {checkpoint.kind}, {_short(checkpoint.parameters)} parameters.")
+    if isinstance(checkpoint, OrdinaryCheckpoint):
+        typer.echo(certified(checkpoint.certificate or {}))
     typer.echo(f'Read it with: legible read {checkpoint.slug} "It was the best of times, it was the"')
 
 
@@ -97,6 +127,56 @@ def add_checkpoint(services: Services, folder: Path, slug: str | None = None, *,
     services.store.add_checkpoint(checkpoint.slug, checkpoint.hash, str(checkpoint.path), move=move)
     services.catalogue.refresh()
     return checkpoint
+
+
+def add_ordinary(
+    services: Services,
+    name_or_folder: str,
+    slug: str | None = None,
+    *,
+    move: bool = False,
+    dtype: str = "float32",
+    device: str = "auto",
+    revision: str | None = None,
+) -> Checkpoint:
+    """Look at an ordinary model, certify it, and store its registration under a slug; see `ordinary.adding`.
+
+    Raises what `adding.add` raises, `LegibleError` for a dtype or device that there is not, `Conflict` for a slug that
+    is taken.
+    """
+    if dtype not in ("float32", "bfloat16"):
+        raise LegibleError(f"--dtype is {dtype[:40]!r}; it must be float32 or bfloat16.", code="bad_dtype")
+    if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device) is None:
+        raise LegibleError(f"--device is {device[:40]!r}; it must be auto, cpu, cuda or cuda:N.", code="bad_device")
+    from app.handlers import pick_device
+    from legible_core.ordinary.adding import add as certify
+
+    taken = {entry.slug: entry for entry in services.catalogue.entries() if entry.origin == "shipped"}
+    compute: Dtype = "bfloat16" if dtype == "bfloat16" else "float32"
+    checkpoint = certify(
+        name_or_folder,
+        services.settings.data_dir / "ordinary",
+        slug=slug,
+        dtype=compute,
+        device=device,
+        revision=revision,
+        compute_on=pick_device(device),
+        taken=taken,
+    )
+    services.store.add_checkpoint(checkpoint.slug, checkpoint.hash, str(checkpoint.path), move=move)
+    services.catalogue.refresh()
+    return checkpoint
+
+
+def certified(certificate: dict[str, Any]) -> str:
+    """A certificate in one sentence."""
+    if not certificate:
+        return "It has no certificate yet."
+    return (
+        f"Against Hugging Face in {certificate['dtype']}: the first {certificate['top']} tokens agree at "
+        f"{certificate['top_agrees']} of {certificate['positions']} positions, log-probabilities to "
+        f"{certificate['log_probability_difference']:.1e} (tolerance {certificate['tolerance']:g})."
+    )
 
 
 def look(settings: Settings) -> list[Entry]:

@@ -55,11 +55,18 @@ def read(
     edits: Annotated[
         Path | None, typer.Option(help="A JSON file: a list of edits (docs/edits.md), applied before each --edit.")
     ] = None,
+    bos: Annotated[
+        bool | None,
+        typer.Option("--bos/--no-bos", help="Begin an ordinary model's prompt with its begin-of-text token, or not."),
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put it into an ordinary model's chat template.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole reading as JSON.")] = False,
 ) -> None:
     """Read the next token off named heads and units; the terms sum to the model's logit."""
     chosen = _edits(edits, edit or [])
     if prompts is not None:
+        if bos is not None or chat:
+            raise LegibleError("--bos and --chat go with one prompt, not with --prompts.", code="usage")
         if chosen:
             raise LegibleError("Edits go with one prompt; read each line of a file with its own command.", code="usage")
         options = {"target": target, "contrast": contrast, "position": position, "relative_to": relative_to}
@@ -68,7 +75,7 @@ def read(
     if prompt is None or out is not None:
         said = "Give a prompt, or a file of them with --prompts." if prompt is None else "--out goes with --prompts."
         raise LegibleError(said, code="usage")
-    reading = make(model, prompt, target, contrast, position, relative_to, top, chosen)
+    reading = make(model, prompt, target, contrast, position, relative_to, top, chosen, bos=bos, chat=chat)
     if as_json:
         typer.echo(json.dumps(reading.to_json(), ensure_ascii=False, allow_nan=False))
     else:
@@ -86,6 +93,9 @@ def make(
     relative_to: str | None,
     top: int,
     edits: tuple[Edit, ...] = (),
+    *,
+    bos: bool | None = None,
+    chat: bool = False,
 ) -> Reading:
     """The reading that the command's words ask for; raises `LegibleError` for unusable ones."""
     _top(top)
@@ -96,8 +106,9 @@ def make(
 
     wish: Any = relative_to
     return api.read(
-        checkpoint, prompt, target=target, contrast=contrast, position=position, relative_to=wish, top=top, edits=edits
-    )
+        checkpoint, prompt, target=target, contrast=contrast, position=position, relative_to=wish, top=top, edits=edits,
+        bos=bos, chat=chat,
+    )  # fmt: skip
 
 
 def many(model: str, prompt: str | None, batch: Batch, as_json: bool) -> None:
@@ -190,6 +201,12 @@ def find(model: str) -> Checkpoint:
     from legible_core.registry import open_checkpoint, resolve, survey
 
     if "/" in model or "\\" in model or (Path(model) / "config.json").is_file():
+        from legible_core.adapters.source import is_ordinary
+
+        if is_ordinary(Path(model)):  # as transformers saved it; it passes its certificate when it is loaded
+            from legible_core.ordinary.adding import look
+
+            return look(model)
         return open_checkpoint(Path(model))
     roots = shipped_roots()
     shipped = survey(roots)
@@ -302,12 +319,19 @@ def operation(row: Contributor) -> str:
 
 def closing(reading: Reading) -> list[str]:
     """The sum line and the shares, as the page words them."""
+    from legible_core.reading import ORDINARY
+
     summary = reading.summary
     groups, shares = summary.groups, summary.shares
     linear = f"  linear attention {groups.linear_attention:+.2f}" if groups.linear_attention else ""
-    others = (("sigmoid units", groups.sigmoid), ("softplus", groups.softplus), ("ReLU", groups.relu))
+    others = (
+        ("sigmoid units", groups.sigmoid), ("softplus", groups.softplus), ("ReLU", groups.relu), ("SiLU", groups.silu),
+        ("SwiGLU", groups.swiglu), ("GeGLU", groups.geglu),
+    )  # fmt: skip
     plain = next((f"{name} {v:+.2f}" for name, v in others if v is not None), f"GELU {groups.gelu:+.2f}")
     what = {"nothing": "logit", "mean": "logit − mean", "contrast": "logit difference"}[summary.relative_to]
+    if summary.logit_softcap is not None:
+        what += f" before the soft-cap at {summary.logit_softcap:g}"
     lines = [
         f"attention {groups.attention:+.2f}{linear}  set operators {groups.set_operators:+.2f}  "
         f"quantifiers {groups.quantifiers:+.2f}  {plain}  | floor {groups.floor:+.2f}  "
@@ -315,6 +339,8 @@ def closing(reading: Reading) -> list[str]:
         f"(tolerance {summary.tolerance:.0e})",
         f"std(x) frozen at {summary.scale:.4f}",
     ]
+    if shares.why_undefined == ORDINARY:
+        return [*lines, f"no legible share: {ORDINARY}"]
     net = "undefined" if shares.net is None else f"{shares.net:.0%} of net"
     mass = "undefined" if shares.mass is None else f"{shares.mass:.0%} of mass"
     line = f"legible share {net}, {mass}"

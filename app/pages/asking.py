@@ -17,7 +17,7 @@ from legible_core.adapters.text import render, with_bos
 from legible_core.errors import LegibleError, NotFound
 from legible_core.interventions import Edit
 from legible_core.interventions_text import edits_of_field
-from legible_core.reading import ReadingRequest
+from legible_core.reading import Dtype, ReadingRequest
 from legible_core.registry import Checkpoint
 
 FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
@@ -53,9 +53,8 @@ async def prompt_form(request: Request) -> PromptForm:
     fields = await form_fields(request, "A prompt", "the field prompt")
     edits = edits_of_field(fields.get("edits", ""))
     bos = {"yes": True, "no": False}.get(fields.get("bos", ""))
-    return PromptForm(
-        fields.get("prompt", ""), fields.get("model") or None, fields.get("example"), edits, bos, bool(fields.get("chat"))
-    )
+    chat = bool(fields.get("chat"))
+    return PromptForm(fields.get("prompt", ""), fields.get("model") or None, fields.get("example"), edits, bos, chat)
 
 
 async def form_fields(request: Request, what: str, asked: str | None = None, *, limit: int = 20) -> dict[str, str]:
@@ -95,7 +94,7 @@ def start_reading(
     if edits:
         start_reading(services, urls, checkpoint, text, target, bos=bos, chat=chat)
     ids, text = encode(services, checkpoint, text, bos=bos, chat=chat)
-    dtype = checkpoint.compute_dtype(services.settings.dtype)
+    dtype = dtype_of(services, checkpoint)
     request = ReadingRequest(checkpoint.hash, ids, target=target, dtype=dtype, edits=edits)
     request.check(checkpoint.config)
     stored = services.store.find(request.digest, target=target)
@@ -127,6 +126,11 @@ def encode(
     if bos and token is not None and len(ids) > len(found):
         text = token.text + text
     return tuple(ids), text
+
+
+def dtype_of(services: Services, checkpoint: Checkpoint) -> Dtype:
+    """The dtype in which this installation reads a checkpoint."""
+    return checkpoint.compute_dtype(services.settings.dtype)
 
 
 def submit_reading(services: Services, request: ReadingRequest, *, slug: str, text: str) -> Job:

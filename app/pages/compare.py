@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from app.pages.asking import form_fields, one_token, read_key, submit_reading
+from app.pages.asking import dtype_of, encode, form_fields, one_token, read_key, submit_reading
 from app.pages.compare_form import compare_form, recent, slugs
 from app.pages.compare_sides import MAX_ADDRESS, Side, look, permalink
 from app.pages.compare_view import ChoosePage, WaitingSide, WaitPage, comparison_page, csv_text, json_document
@@ -119,7 +119,7 @@ def _other(services: Services, urls: Urls, left: Side, form: dict[str, str]) -> 
     target = one_token(services, checkpoint, form["target"], "target") if form.get("target") else None
     contrast = one_token(services, checkpoint, form["contrast"], "contrast") if form.get("contrast") else None
     relative: Any = "mean" if contrast is None and left.stored.relative_to == "mean" else None
-    dtype: Any = left.prompt.dtype if same else services.settings.dtype
+    dtype: Any = left.prompt.dtype if same else dtype_of(services, checkpoint)
     # Another token or position of an edited prompt is read under the same edits.
     edits = left.prompt.edits if same else ()
     asked = ReadingRequest(checkpoint.hash, ids, position, target, contrast, relative, dtype, edits)
@@ -131,7 +131,7 @@ def _other(services: Services, urls: Urls, left: Side, form: dict[str, str]) -> 
 
 
 def _encoded(services: Services, checkpoint: Checkpoint, text: str) -> tuple[int, ...]:
-    return tuple(int(i) for i in services.tokenizers.call("encode", checkpoint.tokenizer_path, text))
+    return encode(services, checkpoint, text)[0]
 
 
 def _position(text: str) -> int | None:

@@ -12,7 +12,7 @@ from app.pages.formula import Piece, formula
 from app.pages.limits import with_limits
 from app.pages.named import channel_piece, names_of, pair_piece
 from app.pages.panel import KIND_NAMES, Gathering, Look, Panel, PanelOperand, Why, component_panel, promoted
-from app.pages.reading_view import Chosen, contributor_formula
+from app.pages.reading_view import Chosen, contributor_formula, guessed
 from app.services import Services
 from app.urls import Urls
 from legible_core.errors import LegibleError, NotFound
@@ -150,7 +150,7 @@ def _base(
 ) -> Panel:
     """What the reading itself says, until the worker has looked closer."""
     if known is not None:
-        return component_panel(known, href, pieces=contributor_formula(known))
+        return component_panel(known, href, pieces=contributor_formula(known, guess=guessed(reading.summary)))
     if isinstance(component, Head):
         kind, value = "head", float(reading.heads[component.layer, component.head])
     else:

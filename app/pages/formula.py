@@ -23,6 +23,10 @@ class Piece:
     token: bool = False
 
 
+# What stands before the name of a part of an ordinary model.
+GUESS = Piece("≈", evidence="a guess: nothing makes a part of an ordinary model mean this", operator=True)
+
+
 def formula(
     kind: str, operands: Sequence[Any], promotes: Sequence[Any], label: Any = None, half_life: float | None = None
 ) -> tuple[Piece, ...]:

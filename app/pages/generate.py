@@ -19,7 +19,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.jobs import Job
-from app.pages.asking import Prompt, find_prompt, form_fields
+from app.pages.asking import Prompt, dtype_of, encode, find_prompt, form_fields
 from app.pages.formula import Piece
 from app.pages.named import component_of, names_of, pieces_of
 from app.pages.view import chance, clipped, page, twin
@@ -126,10 +126,10 @@ def start(
     sampling = Sampling(
         int(_number(form, "tokens", "32")), _number(form, "temperature", "0"), int(_number(form, "seed", "0"))
     )
-    ids = [int(i) for i in services.tokenizers.call("encode", checkpoint.tokenizer_path, text)]
+    ids = list(encode(services, checkpoint, text)[0])
     sampling.fit(len(ids), checkpoint.config.context)
     digest = put_text(
-        services.store.database, checkpoint.hash, ids, text, slug=checkpoint.slug, dtype=services.settings.dtype
+        services.store.database, checkpoint.hash, ids, text, slug=checkpoint.slug, dtype=dtype_of(services, checkpoint)
     )
     _job(services, find_prompt(services, digest), sampling)
     address = urls_for(request).generate(checkpoint.slug, digest, **_query(sampling))

@@ -13,6 +13,7 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
 from app.figures import attention_levels, thumbnail
+from app.pages.asking import dtype_of
 from app.pages.contexts import AskedContext, Context, Shaded, asked_context, context_of
 from app.pages.detail import Finding, findings, state_of
 from app.pages.home import examples_of
@@ -216,7 +217,7 @@ def _patterns(services: Services, urls: Urls, checkpoint: Checkpoint, head: Head
     job = services.queue.find(key)
     if job is None or (job.state == "done" and job.result is None):
         payload = {
-            "checkpoint": checkpoint.hash, "slug": checkpoint.slug, "dtype": services.settings.dtype,
+            "checkpoint": checkpoint.hash, "slug": checkpoint.slug, "dtype": dtype_of(services, checkpoint),
             "head": str(head), "prompts": ids,
         }  # fmt: skip
         job = services.queue.submit("patterns", key, payload)

@@ -18,6 +18,8 @@ from app.pages.view import chance, clipped, page, percent, twin
 from app.services import Services, services
 from app.store import ReadingCard
 from app.urls import Urls, urls_for
+from legible_core.adapters.registration import OrdinaryCheckpoint
+from legible_core.display import special_chip
 from legible_core.errors import LegibleError
 from legible_core.figures import perplexity_text
 from legible_core.registry import Checkpoint
@@ -56,6 +58,16 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
+class TextChoices:
+    """What can be chosen for an ordinary model's prompt: its begin-of-text token (None: it has none), its template."""
+
+    slug: str
+    bos: str | None
+    default: bool
+    chat: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Card:
     href: str
     text: str
@@ -82,6 +94,7 @@ class HomePage:
     examples: tuple[Example, ...]
     lists: tuple[CardList, ...]
     findings: tuple[CollectionCard, ...]
+    text: TextChoices | None
 
 
 @router.get("/")
@@ -113,7 +126,9 @@ def read(
         raise LegibleError("No checkpoint is here yet, so nothing can be read; add one with `legible add FOLDER`.")
     # A browser sends every line break of a text area as CRLF; the tokenizer turns it back into LF.
     if form.example is None:
-        address = start_reading(services, urls_for(request), checkpoint, form.prompt)
+        address = start_reading(
+            services, urls_for(request), checkpoint, form.prompt, bos=form.bos, chat=form.chat
+        )
     else:
         chosen = _example(checkpoint, form.example)
         address = start_reading(services, urls_for(request), checkpoint, chosen.prompt, chosen.target)
@@ -138,6 +153,20 @@ def _home(services: Services, urls: Urls, model: str | None, prompt: str) -> Hom
         examples=examples_of(chosen) if chosen is not None else (),
         lists=tuple(lists),
         findings=tuple(services.collections.newest(SHOWN)),
+        text=_text_choices(chosen),
+    )
+
+
+def _text_choices(checkpoint: Checkpoint | None) -> TextChoices | None:
+    """None for a legible checkpoint, whose prompts are read as typed."""
+    if not isinstance(checkpoint, OrdinaryCheckpoint):
+        return None
+    bos = checkpoint.bos
+    return TextChoices(
+        checkpoint.slug,
+        None if bos is None else special_chip(bos.text),
+        bos is not None and bos.default,
+        checkpoint.chat_template is not None,
     )
 
 

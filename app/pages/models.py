@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import HTMLResponse
 
+from app.pages.accounted import Accounted, accounted, accounting_of
 from app.pages.children import Family, family_of
 from app.pages.embed import embedded_figures
 from app.pages.home import describe
@@ -20,9 +21,11 @@ from app.pages.scans import ScanForm, scan_form
 from app.pages.view import page, percent, twin
 from app.services import Services, services
 from app.urls import Urls, urls_for
+from legible_core.adapters.registration import OrdinaryCheckpoint
 from legible_core.figures import loss_text, perplexity_text, without_tables
 from legible_core.naming.names import Names
 from legible_core.registry import Checkpoint
+from legible_core.units import PLAIN_NAMES
 
 router = APIRouter(prefix="/models", default_response_class=HTMLResponse)
 
@@ -93,6 +96,14 @@ class LayerLink:
 
 
 @dataclass(frozen=True, slots=True)
+class OrdinaryPart:
+    """What is known of an ordinary model: where it comes from, how its prompts begin, its parity certificate."""
+
+    facts: tuple[Fact, ...]
+    certificate: tuple[Fact, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelPage:
     title: str
     slug: str
@@ -111,6 +122,8 @@ class ModelPage:
     config: dict[str, Any]
     hash: str
     judged: Judged
+    accounted: Accounted
+    ordinary: OrdinaryPart | None
     family: Family
     origin: str
 
@@ -133,9 +146,10 @@ def model_json(slug: str, request: Request, services: Annotated[Services, Depend
     checkpoint = services.catalogue.get(slug)
     names, missing = names_of(checkpoint)
     stored, _ = stored_of(checkpoint)
+    counted, _ = accounting_of(checkpoint)
     return twin(
         {
-            **{key: value for key, value in checkpoint.to_json().items() if key != "path"},
+            **{key: value for key, value in checkpoint.to_json().items() if key not in ("path", "source")},
             "body": checkpoint.card.body,
             "scan": None
             if names is None
@@ -143,6 +157,7 @@ def model_json(slug: str, request: Request, services: Annotated[Services, Depend
             "missing": missing,
             "family": family_of(services, urls_for(request), checkpoint),
             "evaluation": None if stored is None else document(checkpoint, stored.tasks)["tasks"],
+            "accounting": counted,
         }
     )
 
@@ -192,9 +207,45 @@ def _model(services: Services, slug: str, urls: Urls, origin: str) -> ModelPage:
         config=checkpoint.config.to_json(),
         hash=checkpoint.hash,
         judged=judged(checkpoint, services.catalogue, urls),
+        accounted=accounted(checkpoint),
         family=family_of(services, urls, checkpoint),
         origin=origin,
+        ordinary=ordinary_part(checkpoint),
     )
+
+
+def ordinary_part(checkpoint: Checkpoint) -> OrdinaryPart | None:
+    """None for a legible checkpoint."""
+    if not isinstance(checkpoint, OrdinaryCheckpoint):
+        return None
+    config, bos, units = checkpoint.config, checkpoint.bos, checkpoint.config.feed_forward
+    begins = "none" if bos is None else f"{bos.text}, {'put before' if bos.default else 'not put before'} a text"
+    facts = [
+        Fact("weights hash", checkpoint.hash),
+        Fact("from", checkpoint.name or checkpoint.source.name),
+        Fact("revision", checkpoint.revision or "–"),
+        Fact("family", config.family_name),
+        Fact("units", f"{PLAIN_NAMES[units.activation]} ({config.act}), {units.d_ff:,} a layer"),
+        Fact("norm", config.norm + (", also after each sublayer" if config.post_norms else "")),
+        Fact("positions", f"{config.positions}, at most {config.context:,} tokens"),
+        Fact("read in", checkpoint.compute),
+        Fact("begin-of-text token", begins),
+        Fact("chat template", "none" if checkpoint.chat_template is None else "yes"),
+    ]
+    if config.logit_softcap is not None:
+        facts.append(Fact("logit soft-cap", f"{config.logit_softcap:g}; a reading's sum is of the logit before it"))
+    found = checkpoint.certificate or {}
+    certificate = () if not found else (
+        Fact("against", f"{found['against']}, {found['dtype']} on {found['device']}"),
+        Fact("first tokens", "the first {top} agree at {top_agrees} of {positions} positions".format(**found)),
+        Fact(
+            "log-probabilities",
+            f"largest difference {found['log_probability_difference']:.1e} nats, tolerance {found['tolerance']:g}",
+        ),
+        Fact("sum", f"largest residual {found['sum_residual_over_tolerance']:.1%} of a reading's tolerance"),
+        Fact("versions", ", ".join(f"{name} {version}" for name, version in found["versions"].items())),
+    )  # fmt: skip
+    return OrdinaryPart(tuple(facts), certificate)
 
 
 def _card_fact(key: str, value: str) -> Fact:

@@ -21,6 +21,7 @@ from fastapi import APIRouter, Depends, Form, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.jobs import Job
+from app.pages.asking import dtype_of
 from app.pages.formula import Piece
 from app.pages.named import names_of
 from app.pages.pairs_examples import EXAMPLES, Pair
@@ -172,7 +173,7 @@ def delete(
 
 def _subject(services: Services, checkpoint: Checkpoint, good: str, bad: str) -> str:
     """The name of a pair's work: what a deletion finds."""
-    parts = ["pair", checkpoint.hash, services.settings.dtype, good, bad]
+    parts = ["pair", checkpoint.hash, dtype_of(services, checkpoint), good, bad]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -196,7 +197,7 @@ def _job(services: Services, checkpoint: Checkpoint, good: str, bad: str, *, sub
     if not submit:
         return None
     payload = {
-        "checkpoint": checkpoint.hash, "dtype": services.settings.dtype, "slug": checkpoint.slug,
+        "checkpoint": checkpoint.hash, "dtype": dtype_of(services, checkpoint), "slug": checkpoint.slug,
         "good": good, "bad": bad,
     }  # fmt: skip
     return services.queue.submit("pair", f"pair:{subject}", payload, subject=subject)

@@ -21,6 +21,9 @@ KIND_NAMES = {
     "sigmoid": "sigmoid, a membership: its own operand",
     "softplus": "softplus, unbounded above: no operands to name",
     "relu": "ReLU, off at 0 and unbounded above: no operands to name",
+    "silu": "SiLU, unbounded above: no operands to name",
+    "swiglu": "SwiGLU, SiLU(gate)·up, unbounded: no operands to name",
+    "geglu": "GeGLU, GELU(gate)·up, unbounded: no operands to name",
     "head": "attention head",
 }
 

@@ -18,7 +18,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.jobs import Job
-from app.pages.asking import find_prompt, form_fields
+from app.pages.asking import dtype_of, encode, find_prompt, form_fields
 from app.pages.values_view import (
     MAX_COMPONENTS,
     MAX_TEXT_BYTES,
@@ -77,11 +77,11 @@ def start(
     text = check_text(form.get("text", ""), "The text", MAX_TEXT_BYTES)
     if not text:
         raise LegibleError("The text is empty; type at least one character.", code="empty_text")
-    ids = [int(i) for i in services.tokenizers.call("encode", checkpoint.tokenizer_path, text)]
+    ids = list(encode(services, checkpoint, text)[0])
     if not ids:
         raise LegibleError("The text has no token in this checkpoint's vocabulary; type another.", code="empty_text")
     database = services.store.database
-    digest = put_text(database, checkpoint.hash, ids, text, slug=checkpoint.slug, dtype=services.settings.dtype)
+    digest = put_text(database, checkpoint.hash, ids, text, slug=checkpoint.slug, dtype=dtype_of(services, checkpoint))
     address = urls_for(request).values(checkpoint.slug, digest, components=",".join(map(str, components)))
     return RedirectResponse(address, status_code=303)
 

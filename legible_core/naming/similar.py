@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from legible_core.config import ModelConfig
-from legible_core.model import Transformer
 from legible_core.naming.places import operand_within, starts
+from legible_core.readable import Readable
 from legible_core.reads import opens
 from legible_core.units import Unit
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SHOWN = 8
 
 
-def similar_units(model: Transformer, names: Names | None, unit: Unit, shown: int = SHOWN) -> dict[str, Any]:
+def similar_units(model: Readable, names: Names | None, unit: Unit, shown: int = SHOWN) -> dict[str, Any]:
     """The `shown` units nearest on each side, every one with both measures; `overlap` is None where it is undefined.
 
     Overlap is undefined without names, for units without operands, and between one operand and two.
@@ -55,7 +55,7 @@ def similar_units(model: Transformer, names: Names | None, unit: Unit, shown: in
 
 
 @torch.no_grad()
-def write_cosines(model: Transformer, unit: Unit) -> Float[Tensor, "l f"]:
+def write_cosines(model: Readable, unit: Unit) -> Float[Tensor, "l f"]:
     """The cosine of a unit's centred write column with every unit's; 0 where either is all zeros."""
     own = model.layers[unit.layer].feed_forward.down[:, unit.unit].float()
     own = own - own.mean()

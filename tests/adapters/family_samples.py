@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-VOCAB = 300
+VOCAB = 288
 SIZES = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None,

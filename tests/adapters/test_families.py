@@ -9,13 +9,13 @@ import pytest
 import torch
 from family_samples import MODELS, VOCAB, hf_model
 
-from legible_core.adapters import certificate
 from legible_core.adapters.config import FAMILIES, OrdinaryConfig, from_hugging_face, refuse_unreadable
-from legible_core.adapters.loading import bridged
 from legible_core.adapters.model import OrdinaryModel
 from legible_core.attribution import Attributor, Question
 from legible_core.errors import LegibleError, NotExact, TooLarge
 from legible_core.interventions import Edit
+from legible_core.ordinary import certificate
+from legible_core.ordinary.loading import bridged
 from legible_core.reading import CheckpointRef, ReadingRequest
 from legible_core.units import Channel, Head, Unit
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from legible_core.adapters import source as sources
 from legible_core.adapters.config import OrdinaryConfig, refuse_unreadable
 from legible_core.adapters.registration import OrdinaryCheckpoint, write
 from legible_core.adapters.text import MAX_TEMPLATE, Bos
-from legible_core.errors import Corrupt, LegibleError, NotFound
+from legible_core.errors import Conflict, Corrupt, LegibleError, NotFound
 from legible_core.folder import CONFIG, TOKENIZER, Card
 from legible_core.reading import Dtype
 from legible_core.registry import check_slug, slug_for
@@ -49,15 +50,21 @@ def add(
     device: str = "auto",
     revision: str | None = None,
     compute_on: str = "cpu",
+    taken: Container[str] = (),
 ) -> OrdinaryCheckpoint:
     """Look, load, certify, and write the registration under `root`.
 
-    compute_on: the device that `device` stands for here. Raises what `look` and `loading.load` raise; a model that does
-    not pass its certificate leaves nothing behind.
+    compute_on: the device that `device` stands for here. taken: slugs that other checkpoints ship under. Raises what
+    `look` and `loading.load` raise; a model that does not pass its certificate leaves nothing behind.
     """
-    from legible_core.adapters.loading import load
+    from legible_core.ordinary.loading import load
 
     checkpoint, tokenizer = _look(name_or_folder, slug, dtype, device, revision)
+    if checkpoint.slug in taken:
+        raise Conflict(
+            f"The slug {checkpoint.slug!r} names a checkpoint that ships with Legible.",
+            hint="Choose another with --slug.",
+        )
     _, certificate = load(
         checkpoint.source,
         checkpoint.config,
@@ -72,8 +79,8 @@ def add(
 
 def prompts(checkpoint: OrdinaryCheckpoint, tokenizer: Tokenizer) -> list[list[int]]:
     """The ids of the certificate's texts, each with the tokenizer's own beginning, cut to the context."""
-    from legible_core.adapters.certificate import TEXTS
     from legible_core.adapters.text import with_bos
+    from legible_core.ordinary.certificate import TEXTS
 
     found = [with_bos(tokenizer.encode(text), checkpoint.bos)[: checkpoint.config.context] for text in TEXTS]
     return [ids for ids in found if ids]
@@ -82,7 +89,7 @@ def prompts(checkpoint: OrdinaryCheckpoint, tokenizer: Tokenizer) -> list[list[i
 def _look(
     name_or_folder: str | Path, slug: str | None, dtype: Dtype, device: str, revision: str | None
 ) -> tuple[OrdinaryCheckpoint, bytes]:
-    from legible_core.adapters.loading import resolve_config
+    from legible_core.ordinary.loading import resolve_config
 
     source = sources.find(str(name_or_folder), revision)
     refuse_unreadable(sources.read_config(source.folder))
@@ -122,7 +129,7 @@ def read_tokenizer(folder: Path, config: OrdinaryConfig) -> tuple[bytes, Bos | N
     A tokenizer in older files is made into a tokenizer.json. Raises `NotFound` without a tokenizer and `Corrupt` for
     one whose ids are not the rows of the embedding.
     """
-    from legible_core.adapters.loading import quiet
+    from legible_core.ordinary.loading import quiet
 
     if not any((folder / name).is_file() for name in (TOKENIZER, "vocab.json", "tokenizer.model")):
         raise NotFound(

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from legible_core.adapters import certificate as certificates
 from legible_core.adapters.config import FAMILIES, OrdinaryConfig, from_hugging_face
 from legible_core.adapters.model import OrdinaryModel
 from legible_core.adapters.source import free_memory, needs_extra
 from legible_core.errors import Corrupt, LegibleError, TooLarge
+from legible_core.ordinary import certificate as certificates
 from legible_core.reading import Dtype
 
 # What a forward of a long prompt, its trace and one widened matrix need besides the weights.

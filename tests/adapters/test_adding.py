@@ -1,0 +1,313 @@
+"""`legible add` and what follows: files, tokenizers, templates, the registration, and every refusal in one sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from family_samples import VOCAB, hf_model, save
+from typer.testing import CliRunner
+
+from app.cli import build
+from legible_core.adapters import source
+from legible_core.adapters.registration import OrdinaryCheckpoint, open_registered
+from legible_core.adapters.text import Bos, render, with_bos
+from legible_core.api import read
+from legible_core.errors import Conflict, Corrupt, LegibleError, NotFound, TooLarge, Unavailable
+from legible_core.ordinary import adding, loading
+from legible_core.pipeline import Engine
+from legible_core.registry import open_checkpoint, survey
+
+TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GPT-2-shaped folder whose tokenizer begins texts by itself and has a chat template."""
+    return save("gpt2", tmp_path_factory.mktemp("hf") / "small-gpt", bos=True, template=TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def added(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> OrdinaryCheckpoint:
+    return adding.add(folder, tmp_path_factory.mktemp("data") / "ordinary", slug="small")
+
+
+@pytest.fixture(scope="module")
+def engine(added: OrdinaryCheckpoint) -> Engine:
+    return Engine.open(added)
+
+
+def test_what_was_added_is_listed_opened_and_read(added: OrdinaryCheckpoint, engine: Engine) -> None:
+    again = open_registered(added.path, "small")
+    assert replace(again, origin=added.origin) == added
+    [entry] = survey([], [("small", added.path)])
+    assert entry.checkpoint == again
+    assert again.certificate is not None
+    assert again.certificate["top_agrees"] == again.certificate["positions"]
+    assert again.kind == "ordinary GPT-2, GELU units, LayerNorm"
+    assert again.legibility == {}
+    reading = read(engine, "It was the best of times, it was the", top=4)
+    assert abs(reading.residual) < 1e-4
+    assert reading.shares.net is None
+    assert reading.summary.checkpoint.hash == added.hash
+    assert all(row.operands == () for row in reading.top if row.kind != "head")
+
+
+def test_a_folder_that_nobody_added_reads_the_same(folder: Path, engine: Engine) -> None:
+    theirs = read(str(folder), "It was the best")
+    ours = read(engine, "It was the best")
+    np.testing.assert_array_equal(theirs.units, ours.units)
+    assert theirs.digest == ours.digest
+
+
+def test_the_command_reads_a_folder(folder: Path) -> None:
+    result = CliRunner().invoke(build(), ["read", str(folder), "It was the best", "--no-bos", "--top", "3"])
+    assert result.exit_code == 0, result.output
+    assert "no legible share: an ordinary model" in result.output
+    result = CliRunner().invoke(build(), ["read", str(folder), "It was", "--chat", "--json"])
+    tokens = json.loads(result.stdout)["tokens"]
+    assert "".join(token["text"] for token in tokens) == "<|endoftext|>[user]It was[assistant]"
+
+
+def test_close_ups_add_up(engine: Engine) -> None:
+    request = engine.request("It was the best of times")
+    reading = engine.read(request)
+    detail = engine.head_detail(request, 1, 2)
+    assert sum(detail["terms"]) == pytest.approx(float(reading.heads[1, 2]), abs=1e-5)
+    unit = engine.component_detail(request, "L1.u7")
+    assert unit["value"] == pytest.approx(float(reading.units[1, 7]), abs=1e-6)
+    assert unit["operands"] == []
+    assert len(engine.component_detail(request, "L0.h1.c3")["activations"]) == len(request.ids)
+    with pytest.raises(LegibleError, match="ordinary model"):
+        engine.needs_legible("Why an operand was on")
+
+
+def test_begin_of_text_is_the_tokenizers_default_switchable_and_never_doubled(engine: Engine) -> None:
+    plain = engine.encode("It was", bos=False)
+    assert engine.encode("It was") == [0, *plain] == engine.encode("It was", bos=True)
+    assert engine.encode("<|endoftext|>It was") == [0, *plain]
+    assert engine.encode("It was", chat=True)[:1] == [0]
+    assert engine.encode("It was", chat=True).count(0) == 1
+    assert with_bos([5], Bos(0, "x", False)) == [5]
+    with pytest.raises(LegibleError, match="no begin-of-text token"):
+        with_bos([5], None, True)
+
+
+def test_a_template_fails_in_one_sentence_and_its_absence_is_said() -> None:
+    with pytest.raises(LegibleError, match="has no chat template"):
+        render(None, "hello", {})
+    for bad in (
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[0].content.__class__.__mro__ }}",
+        "{% if %}",
+    ):
+        with pytest.raises(LegibleError, match="chat template fails on this prompt"):
+            render(bad, "hello", {})
+
+
+def test_a_ragged_batch_equals_its_singles(engine: Engine) -> None:
+    """Every prompt is a pass of its own, so there is no padding to go wrong, on either side."""
+    model: Any = engine.model
+    rows = torch.tensor([[1, 2, 3, 4], [9, 8, 7, 6]])
+    together = model.forward(rows)
+    for row, alone in zip(rows, together, strict=True):
+        torch.testing.assert_close(model.forward(row[None])[0], alone, rtol=0, atol=0)
+
+
+def test_changed_weights_are_never_read_under_the_old_hash(folder: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "model"
+    shutil.copytree(folder, moved)
+    checkpoint = adding.look(moved)
+    data = bytearray((moved / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (moved / "model.safetensors").write_bytes(data)
+    with pytest.raises(Corrupt, match=r"model\.safetensors has changed"):
+        Engine.open(checkpoint)
+    assert adding.look(moved).hash != checkpoint.hash
+
+
+def test_a_registration_whose_weights_are_gone_is_listed_with_the_reason(
+    added: OrdinaryCheckpoint, tmp_path: Path
+) -> None:
+    for change, said in (({"source": str(tmp_path)}, "no longer in"), ({"hash": "0" * 64}, "claims a hash")):
+        broken = tmp_path / said.split()[0]
+        shutil.copytree(added.path, broken)
+        record = json.loads((broken / "ordinary.json").read_text()) | change
+        (broken / "ordinary.json").write_text(json.dumps(record))
+        [entry] = survey([], [("small", broken)])
+        assert entry.error is not None
+        assert said in entry.error.message
+
+
+def test_a_taken_slug_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(Conflict, match="ships with Legible"):
+        adding.add(folder, tmp_path / "ordinary", slug="novel-gelu", taken={"novel-gelu"})
+    assert not (tmp_path / "ordinary").exists()
+
+
+def test_an_estimate_refuses_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "free_memory", lambda device: 3 << 30)
+    with pytest.raises(
+        TooLarge, match=r"1,000,000,000 parameters .* 4\.5 GiB in float32.* 3\.0 GiB free.*--dtype bfloat16"
+    ):
+        loading.check_size(1_000_000_000, "float32", "cpu")
+    with pytest.raises(TooLarge, match="smaller model"):
+        loading.check_size(2_000_000_000, "float32", "cpu")
+    loading.check_size(1_000_000_000, "bfloat16", "cpu")
+
+
+# ---- files that are none -------------------------------------------------------------------------------------------
+
+
+def broken(folder: Path, tmp_path: Path, *, without: tuple[str, ...] = ()) -> Path:
+    made = tmp_path / "broken"
+    shutil.copytree(folder, made, ignore=shutil.ignore_patterns(*without))
+    return made
+
+
+def test_no_model_at_all(tmp_path: Path) -> None:
+    for words, said in (
+        (str(tmp_path), "no config.json"),
+        (str(tmp_path / "gone"), "neither a folder"),
+        ("a/b/c", "hub"),
+    ):
+        with pytest.raises(NotFound, match=said):
+            adding.look(words)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
+        ("model.safetensors", b"\x40\x00\x00\x00\x00\x00\x00\x00{}", "half downloaded or damaged"),
+        ("pytorch_model.bin", b"\x80\x02", "a pickled file"),
+        ("model.safetensors.incomplete", b"", "is not finished"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "model-00001-of-00002.safetensors"}}', "is missing"),
+    ],
+)
+def test_weights_that_are_not_there(folder: Path, tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    made = broken(folder, tmp_path, without=("model.safetensors",))
+    (made / name).write_bytes(content)
+    with pytest.raises(LegibleError, match=said):
+        adding.look(made)
+
+
+def test_weights_that_do_not_fill_the_model(folder: Path, tmp_path: Path) -> None:
+    made = broken(folder, tmp_path)
+    config = json.loads((made / "config.json").read_text()) | {"n_layer": 3}
+    (made / "config.json").write_text(json.dumps(config))
+    with pytest.raises(Corrupt, match=r"its weights give no transformer\.h\.2"):
+        adding.add(made, tmp_path / "ordinary")
+
+
+def test_a_tokenizer_that_is_missing_or_anothers(folder: Path, tmp_path: Path) -> None:
+    made = broken(folder, tmp_path, without=("tokenizer.json",))
+    with pytest.raises(NotFound, match="has no tokenizer"):
+        adding.look(made)
+    config = adding.look(folder).config
+    with pytest.raises(Corrupt, match=f"{VOCAB} tokens and the model {VOCAB - 1} rows"):
+        adding.read_tokenizer(folder, replace(config, vocab_size=VOCAB - 1))
+    with pytest.raises(Corrupt, match="50,257 rows"):
+        adding.read_tokenizer(folder, replace(config, vocab_size=50257))
+
+
+def test_a_hub_name_without_a_network_a_token_or_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    monkeypatch.setattr(source, "local_models", lambda: ["gpt2"])
+    response: Any = type("Response", (), {"headers": {}, "request": None, "status_code": 403, "text": ""})()
+    cases: list[tuple[Exception, type[LegibleError], str]] = [
+        (errors.LocalEntryNotFoundError("no"), Unavailable, "offline.* models that are: gpt2"),
+        (errors.GatedRepoError("no", response=response), LegibleError, "gated repository"),
+        (errors.RepositoryNotFoundError("no", response=response), NotFound, "no model 'some/model' on the hub"),
+        (errors.RevisionNotFoundError("no", response=response), NotFound, "no revision"),
+    ]
+    for raised, kind, said in cases:
+
+        def refuse(*_: Any, raised: Exception = raised, **__: Any) -> str:
+            raise raised
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+        with pytest.raises(kind, match=said):
+            source.find("some/model", "v2")
+
+
+def test_a_downloaded_snapshot_keeps_its_name_and_commit(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    import huggingface_hub
+
+    snapshot = tmp_path / ("a" * 40)
+    snapshot.mkdir()
+    for path in folder.iterdir():  # a hub cache holds links into its blobs
+        (snapshot / path.name).symlink_to(path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(snapshot))
+    checkpoint = adding.look("some/model")
+    assert (checkpoint.slug, checkpoint.title, checkpoint.revision) == ("model", "some/model", "a" * 40)
+    assert checkpoint.hash == adding.look(folder).hash
+
+
+def test_the_workbench_sends_an_ordinary_folder_to_add(folder: Path) -> None:
+    with pytest.raises(Corrupt, match="`legible add`"):
+        open_checkpoint(folder)
+
+
+# ---- a legible checkpoint as a GPT-2 folder ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_an_exported_checkpoint_gives_the_same_terms(biased: bool, tmp_path: Path) -> None:
+    from family_samples import words
+
+    from legible_core.checkpoint import save as save_checkpoint
+    from legible_core.config import Attention, FeedForward, ModelConfig
+    from legible_core.model import Transformer
+    from legible_core.ordinary.export import export
+
+    config = ModelConfig(
+        n_layers=2, d_model=24, n_heads=4, context=32, vocab_size=VOCAB, attention=Attention("linear", (0, 0)),
+        feed_forward=FeedForward(48), norm_bias=biased, linear_bias=biased, tied=not biased,
+    )  # fmt: skip
+    model = Transformer(config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.3 * noise if name.endswith("gain") else 0.4 * noise)
+    (tmp_path / "tokenizer.json").write_bytes(words())
+    native = save_checkpoint(tmp_path / "native", model.eval(), tmp_path / "tokenizer.json", {}, dtype="float32")
+    made = export(native, tmp_path / "as-gpt2")
+    ours, theirs = Engine.open(native), Engine.open(made)
+    prompt = "It was the best of times, it was the"
+    one, two = (engine.solve(engine.request(prompt)).terms for engine in (ours, theirs))
+    np.testing.assert_allclose(two.channels, one.channels, atol=1e-5)
+    np.testing.assert_allclose(two.units, one.units, atol=1e-5)
+    assert two.value == pytest.approx(one.value, abs=1e-5)
+    for name, value in one.floor.items():
+        assert two.floor[name] == pytest.approx(value, abs=1e-5)
+    with pytest.raises(Conflict):
+        export(native, made)
+
+
+def test_operations_have_no_place_in_gpt2() -> None:
+    from legible_core.ordinary.export import check_exportable
+    from legible_core.registry import open_checkpoint
+
+    with pytest.raises(LegibleError, match="boolean values"):
+        check_exportable(open_checkpoint(Path(__file__).parents[2] / "models" / "novel-legible"))
+
+
+def test_padding_rows_of_the_embedding_are_ids_without_a_text() -> None:
+    from family_samples import words
+
+    from legible_core.tokens import Tokenizer
+
+    tokenizer = Tokenizer(words(), VOCAB + 20)
+    assert tokenizer.display(VOCAB + 3) == f"⟨unused {VOCAB + 3}⟩"
+    assert tokenizer.token_bytes(VOCAB + 3) == b""
+    assert hf_model("gpt2").config.vocab_size == VOCAB
