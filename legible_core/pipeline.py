@@ -368,15 +368,15 @@ def _ordinary_folder(folder: Path, dtype: Dtype) -> Checkpoint | None:
 
     if registration.is_registered(folder) or not source.is_ordinary(folder):
         return None
-    from legible_core.adapters.adding import look
+    from legible_core.ordinary.adding import look
 
     return look(folder, dtype=dtype)
 
 
 def _open_ordinary(checkpoint: OrdinaryCheckpoint, device: str, cache_bytes: int) -> Engine:
     """An engine over an ordinary model; one that nobody added passes its certificate now, or is refused."""
-    from legible_core.adapters.adding import prompts
-    from legible_core.adapters.loading import load
+    from legible_core.ordinary.adding import prompts
+    from legible_core.ordinary.loading import load
     from legible_core.naming.names import Names
 
     checkpoint.check_files()
