@@ -93,6 +93,7 @@ def _listed(text: str) -> tuple[str, ...]:
 def policy(settings: Settings, *, drawn: bool = False) -> str:
     """Style from here (and scripts, where a figure is drawn by one), and nothing else; framed by whom we say."""
     framed = "'none'" if settings.embed_from == "none" else settings.embed_from
-    drawing = "script-src 'self'; " if drawn else ""
+    # Plotly draws a heatmap as an image that it makes itself.
+    drawing = "script-src 'self'; img-src data:; " if drawn else ""
     rest = f"style-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors {framed}"
     return f"default-src 'none'; {drawing}{rest}"
