@@ -98,6 +98,10 @@ class Urls:
         """A checkpoint goes on with a text: the form, or the continuation of a stored text by its digest."""
         return self._url(("models", slug, "generate", *(() if digest is None else (digest, *parts))), query)
 
+    def edit_lab(self, slug: str) -> str:
+        """The experiments on edits that were made on a checkpoint."""
+        return self._url(("models", slug, "edit-lab"), {})
+
     def pairs(self, slug: str, form: str = "", **query: object) -> str:
         """Minimal pairs: `good` and `bad` are the sentences, `form` is json, or delete where a form posts to."""
         tail = ("pairs.json",) if form == "json" else ("pairs", form) if form else ("pairs",)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -101,14 +102,14 @@ def states(
 ) -> Float[Tensor, "n d"]:
     """The normed states that enter a layer's feed-forward (or its attention) at every position, window after window."""
     part = model.layers[layer]
-    found = []
-    for window in windows:
-        recorded = model.trace(window.to(model.token_embedding.device), edits).layers[layer]
-        found.append(
-            part.attention_norm(recorded.attention_in)
-            if attention
-            else part.feed_forward_norm(recorded.feed_forward_in)
-        )
+    norm: Any = part.attention_norm if attention else part.feed_forward_norm
+    found: list[Tensor] = []
+    handle = norm.register_forward_hook(lambda _module, _given, out: found.append(out.flatten(0, 1)))
+    try:
+        for start in range(0, len(windows), BATCH):
+            model.residual(windows[start : start + BATCH].to(model.token_embedding.device), edits)
+    finally:
+        handle.remove()
     return torch.cat(found)
 
 

@@ -1,0 +1,143 @@
+"""What edits do to a checkpoint: the experiments of `legible edit-lab`, as they are stored beside its weights.
+
+    GET /models/{slug}/edit-lab, .json
+
+Nothing is computed here: what was not measured yet says the command that measures it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import HTMLResponse
+
+from app.pages.view import page, twin
+from app.services import Services, services
+from legible_core.editing.results import EXPERIMENTS, FILE, Experiment, Results, shown
+from legible_core.errors import LegibleError
+from legible_core.naming.tables import Table
+from legible_core.registry import Checkpoint
+
+router = APIRouter(prefix="/models/{slug}/edit-lab", default_response_class=HTMLResponse)
+
+# What each experiment asks, in words.
+QUESTIONS = {
+    "gains": "Does a louder component move the tokens that its write column names, and no others?",
+    "install": "Can an association A → B that the model does not hold be put into its quietest unit, and at what cost?",
+    "rank-one": "The same associations as a rank-one update of a whole down-projection.",
+    "circuit": "Can a head be made to fire on A, and a unit two layers up to answer B, over a random direction?",
+    "drive": "Can a trained unit be driven from two layers below, through the row that it already reads with?",
+    "survival": "How much of a written direction is still there at the end, and how much was carried elsewhere?",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTable:
+    """A table as text. numbers: which columns hold numbers, to the right."""
+
+    id: str
+    title: str
+    head: tuple[str, ...]
+    numbers: tuple[bool, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """An experiment; without tables it was not made, and `command` makes it."""
+
+    id: str
+    title: str
+    question: str
+    said: str
+    command: str
+    tables: tuple[ShownTable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EditLabPage:
+    title: str
+    slug: str
+    sections: tuple[Section, ...]
+    missing: tuple[Section, ...]
+    refused: str | None
+
+
+@router.get(".json")
+def edit_lab_json(slug: str, services: Annotated[Services, Depends(services)]) -> Response:
+    """The stored experiments in full, as numbers."""
+    checkpoint = services.catalogue.get(slug)
+    stored, refused = stored_of(checkpoint)
+    return twin({**stored.to_json(), "slug": checkpoint.slug, "missing": _missing(stored), "refused": refused})
+
+
+@router.get("")
+def edit_lab(slug: str, request: Request, services: Annotated[Services, Depends(services)]) -> Response:
+    """Every experiment with its tables; those that were not made with the command that makes them."""
+    checkpoint = services.catalogue.get(slug)
+    stored, refused = stored_of(checkpoint)
+    made = EditLabPage(
+        title=f"{checkpoint.slug}: what edits do",
+        slug=checkpoint.slug,
+        sections=tuple(_section(experiment) for experiment in stored.ordered()),
+        missing=tuple(
+            Section(name, EXPERIMENTS[name], QUESTIONS[name], "", command(name, checkpoint.slug), ())
+            for name in _missing(stored)
+        ),
+        refused=refused,
+    )
+    return page(request, "edit_lab.html", made)
+
+
+def stored_of(checkpoint: Checkpoint) -> tuple[Results, str | None]:
+    """What is stored beside a checkpoint, and why a file that is there cannot be used."""
+    try:
+        stamp = (checkpoint.path / FILE).stat().st_mtime_ns
+    except OSError:
+        return Results(checkpoint.hash), None
+    try:
+        return _load(checkpoint.path, checkpoint.hash, stamp), None
+    except LegibleError as error:
+        return Results(checkpoint.hash), f"The stored experiments cannot be used: {error.message.rstrip('.')}."
+
+
+@lru_cache(maxsize=16)
+def _load(path: Path, checkpoint_hash: str, _stamp: int) -> Results:
+    return Results.load(path, checkpoint_hash)
+
+
+def command(name: str, slug: str) -> str:
+    """The command that makes an experiment."""
+    return f"legible edit-lab {name} {slug} --corpus TEXT"
+
+
+def _missing(stored: Results) -> list[str]:
+    return [name for name in EXPERIMENTS if name not in stored.experiments]
+
+
+def _section(experiment: Experiment) -> Section:
+    return Section(
+        experiment.name,
+        experiment.title,
+        QUESTIONS[experiment.name],
+        experiment.said,
+        experiment.command,
+        tuple(_shown(table) for table in experiment.tables if table.rows),
+    )
+
+
+def _shown(table: Table) -> ShownTable:
+    numbers = tuple(
+        all(not isinstance(row[column], str) or row[column].endswith("%") for row in table.rows)  # type: ignore[union-attr]
+        for column in range(len(table.columns))
+    )
+    rows = tuple(
+        tuple(shown(cell, column in table.shares) for column, cell in zip(table.columns, row, strict=True))
+        for row in table.rows
+    )
+    return ShownTable(table.id, table.title, table.columns, numbers, rows, table.note)
