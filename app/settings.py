@@ -47,7 +47,7 @@ class Settings(BaseSettings):
     threads: int = Field(default=0, ge=0, description="The worker's CPU threads; 0 leaves it to torch.")
     cache_mebibytes: int = Field(default=512, ge=1, description="Size of the worker's cache of traces.")
     models_mebibytes: int = Field(
-        default=16384, ge=1, description="Memory for checkpoints that the worker keeps loaded; the latest one always is."
+        default=16384, ge=1, description="Memory for checkpoints that the worker keeps loaded; the latest always stays."
     )
     lease_seconds: float = Field(default=30.0, gt=0, description="How long a silent worker keeps its job.")
     stall_seconds: float = Field(default=900.0, gt=0, description="A job that shows no progress this long is given up.")

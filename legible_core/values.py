@@ -61,6 +61,7 @@ def component_values(model: Readable, trace: Trace, component: Component) -> Flo
         case Channel(layer, head, channel) if config.ordinary:  # its value has no read row of its own to ask
             return model.head_values(layer, trace)[:, head, channel]
         case Channel(_, _, channel) if len(opens(config, component)) == 2:
-            a, b = (read_series(cast(Transformer, model), trace, read_of(config, operand)) for operand in opens(config, component))
+            legible = cast(Transformer, model)
+            a, b = (read_series(legible, trace, read_of(config, operand)) for operand in opens(config, component))
             return a * b if channel < config.d_head // 2 else a * (1.0 - b)
     return read_series(cast(Transformer, model), trace, read_of(config, component))
