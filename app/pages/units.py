@@ -11,6 +11,8 @@ from markupsafe import Markup
 
 from app.figures import decay_curve, histogram
 from app.leading import readings_led_by
+from app.pages.accounted import HelpedView, helped_by
+from app.pages.asking import dtype_of
 from app.pages.contexts import AskedContext, Context, Shaded, asked_context, context_of
 from app.pages.corpus_contexts import Strips, contexts_of, strips_of
 from app.pages.detail import state_of
@@ -124,6 +126,7 @@ class UnitPage:
     label: Label | None
     promotes: tuple[Promoted, ...]
     rare: tuple[Promotion, ...]
+    helped: HelpedView | None
     name: ComponentName | None
     curve: Markup | None
     decay: float | None
@@ -163,6 +166,7 @@ def unit_json(
             "name": None if name is None else name.to_json(),
             "operands": [operand.to_json() for operand in operands],
             "promotes": _promoted(names, component, name),
+            "helped": helped_by(checkpoint, component, names),
             "contexts": {
                 str(part): strips_of(contexts, part)
                 for part in dict.fromkeys((*opens(checkpoint.config, component), component))
@@ -256,6 +260,7 @@ def _unit(
         label=name.label if name is not None else None,
         promotes=_promoted(names, unit, name),
         rare=name.rare if name is not None else (),
+        helped=helped_by(checkpoint, unit, names),
         name=name,
         curve=decay_curve(decay) if decay is not None else None,
         decay=decay,
@@ -346,7 +351,8 @@ def _similar(
     job = services.queue.find(key)
     if job is None or (job.state == "done" and job.result is None):
         payload = {
-            "checkpoint": checkpoint.hash, "slug": checkpoint.slug, "dtype": services.settings.dtype, "unit": str(unit)
+            "checkpoint": checkpoint.hash, "slug": checkpoint.slug, "dtype": dtype_of(services, checkpoint),
+            "unit": str(unit),
         }  # fmt: skip
         job = services.queue.submit("similar", key, payload)
     if job.result is None:

@@ -1,0 +1,220 @@
+"""`legible account`: how many components carry a prediction, of one prompt or over a corpus, in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.commands.interrupt import interruptible
+from legible_core.errors import LegibleError, NotFound
+
+if TYPE_CHECKING:
+    from legible_core.accounting.measure import Plan
+    from legible_core.accounting.records import Accounting, Quartiles
+    from legible_core.registry import Checkpoint
+
+STATES = "accountings"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command("account")(account)
+
+
+def account(
+    model: Annotated[str, typer.Argument(help="A checkpoint: its slug, its hash, or its folder.")],
+    prompt: Annotated[str | None, typer.Argument(help="The text whose prediction is accounted for.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The token, such as ' worst' or id:666; default: the most probable one.")
+    ] = None,
+    position: Annotated[
+        int | None, typer.Option(help="0-based position whose next token is read; default: the last.")
+    ] = None,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(help="Instead of a prompt: UTF-8 text, plain or .xz, that training did not see."),
+    ] = None,
+    sample: Annotated[
+        int, typer.Option(help="Predictions over the floor to account for.", min=1, max=1_000_000)
+    ] = 1000,
+    floor: Annotated[float, typer.Option(help="Only predictions that the model is at least so sure of.")] = 0.5,
+    tokens: Annotated[int | None, typer.Option(help="Only the first so many tokens of the corpus.", min=64)] = None,
+    parts: Annotated[
+        str, typer.Option(help="Which parts, separated by commas: counts, depth, carriage, reads, writes.")
+    ] = "counts,depth,carriage,reads,writes",
+    seed: Annotated[int, typer.Option(help="Seed of the sample.", min=0)] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; default: the checkpoint's.")] = None,
+    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:N.")] = "auto",
+    restart: Annotated[bool, typer.Option("--restart", help="Forget an interrupted naming by writes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Account for one prediction, or measure the accounting over a corpus and store it beside the weights.
+
+    Over a corpus, Ctrl-C keeps what was named by writes so far, and the same command goes on from there.
+    """
+    from app.commands.read import find
+
+    if (prompt is None) == (corpus is None):
+        said = "Give a prompt, or a text with --corpus." if prompt is None else "Give a prompt or --corpus, not both."
+        raise LegibleError(said, code="usage")
+    checkpoint = find(model)
+    if prompt is not None:
+        _one(checkpoint, prompt, target, position, as_json)
+        return
+    assert corpus is not None
+    if target is not None or position is not None:
+        raise LegibleError("--target and --position go with a prompt, not with --corpus.", code="usage")
+    if not corpus.is_file():
+        raise NotFound(f"There is no text at {corpus}; give a UTF-8 text file, plain or .xz.")
+    if out is not None and not out.is_dir():
+        raise NotFound(f"There is no folder {out}; make it first, or leave --out away.")
+    from app.scanning import check_writable
+    from app.settings import Settings
+    from legible_core.accounting.measure import Plan
+
+    check_writable(out or checkpoint.path)
+    state = Settings.load().data_dir / STATES / f"{checkpoint.hash[:16]}.safetensors"
+    if restart:
+        state.unlink(missing_ok=True)
+    plan = Plan(Plan.check_parts(parts), sample, floor, seed, state)
+    stored = _corpus(checkpoint, corpus, tokens, plan, out or checkpoint.path, device)
+    if as_json:
+        typer.echo(json.dumps(stored.to_json(), allow_nan=False))
+    else:
+        for line in report(stored):
+            typer.echo(line)
+        typer.echo(f"accounting written to {out or checkpoint.path}")
+
+
+# ---- one prediction ------------------------------------------------------------------------------------------------
+
+
+def _one(checkpoint: Checkpoint, prompt: str, target: str | None, position: int | None, as_json: bool) -> None:
+    from legible_core.accounting.one import document
+    from legible_core.api import load
+
+    engine = load(checkpoint)
+    found = document(engine, engine.request(prompt, target=target, position=position))
+    found["perplexity"] = checkpoint.perplexity
+    if as_json:
+        typer.echo(json.dumps(found, ensure_ascii=False, allow_nan=False))
+        return
+    for line in lines(found):
+        typer.echo(line)
+
+
+def lines(found: dict[str, Any], shown: int = 20) -> list[str]:
+    """The accounting of one prediction as text."""
+    channels, heads, target = found["channels"], found["heads"], found["target"]
+    net, n90 = channels["net"], channels["counts"]["net"]["n90"]
+    floor = sum(row["value"] for row in found["floor"])
+    quality = "unknown" if found["perplexity"] is None else f"{found['perplexity']:.2f}"
+    said = [
+        f"{target['display']}  probability {target['probability']:.3g}, rank {target['rank']}, relative to the "
+        "vocabulary's mean",
+        f"net {net:+.3f} | floor {floor:+.3f} = {found['sum']:.4f}   logit − mean {found['value']:.4f}   residual "
+        f"{found['residual']:.1e} (tolerance {found['tolerance']:.0e})",
+    ]
+    if n90 is None:
+        said.append(f"n90 is undefined: the components add up to {net:.3g}, which is not positive")
+    else:
+        said.append(
+            f"n90 = {n90} of {channels['components']:,} channels and units; opposing mass "
+            f"{channels['opposing_over_net']:.2f} times the net; the checkpoint's perplexity is {quality}"
+        )
+    said += ["", f"{'components to reach':<30}{'80 %':>8}{'90 %':>8}{'99 %':>8}    with heads whole"]
+    words = {"net": "the signed net", "positive": "the positive terms alone", "absolute": "the absolute terms"}
+    for name, text in words.items():
+        cells = [
+            "".join(f"{_count(side['counts'][name][f'n{percent}']):>8}" for percent in (80, 90, 99))
+            for side in (channels, heads)
+        ]
+        said.append(f"{text:<30}{cells[0]}    {cells[1]}")
+    said += ["", f"{'term':>9}{'of net':>9}{'together':>10}  the one-hop set"]
+    for row in found["members"][:shown]:
+        said.append(f"{row['value']:>+9.3f}{row['share']:>9.1%}{row['running']:>+10.3f}  {row['id']}")
+    more = (n90 or 0) - min(shown, len(found["members"]))
+    if more > 0:
+        said.append(f"{more:>28} more")
+    return said
+
+
+def _count(number: int | None) -> str:
+    return "–" if number is None else f"{number:,}"
+
+
+# ---- a corpus ------------------------------------------------------------------------------------------------------
+
+
+def _corpus(checkpoint: Checkpoint, corpus: Path, tokens: int | None, plan: Plan, out: Path, device: str) -> Accounting:
+    """Measure every part under a progress bar; each is stored as soon as it is there."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    from app.scanning import corpus_ids, load_on
+    from legible_core.accounting.measure import Stopped, measure
+
+    loaded = load_on(checkpoint, device)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with interruptible() as interrupted, Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("tokenising", total=None)
+        ids, end, name = corpus_ids(checkpoint, corpus, tokens, None)
+
+        def between(part: str, done: int, total: int) -> None:
+            bar.update(task, description=part, completed=done, total=total)
+            if interrupted():
+                raise Stopped
+
+        try:
+            return measure(loaded, ids, name, end, checkpoint.hash, out, plan, between)
+        except Stopped:
+            typer.echo("Interrupted; finished parts are stored. The same command goes on from there.", err=True)
+            raise typer.Exit(130) from None
+
+
+def report(stored: Accounting) -> Iterable[str]:
+    """What was measured, in the words of the model's page."""
+    counts = stored.counts
+    if counts is not None:
+        where = counts.population
+        yield (
+            f"{where.predictions:,} predictions of {where.corpus} at probability {where.floor:g} or more "
+            f"({where.not_positive} more had no positive net); perplexity there {where.perplexity:.2f}"
+        )
+        for name, text in (("net", "net"), ("positive", "positives only"), ("absolute", "absolute")):
+            row = counts.channels.counts[name]  # type: ignore[index]
+            yield f"n80 / n90 / n99, {text}: {_of(row['n80'])} / {_of(row['n90'])} / {_of(row['n99'])}"
+        yield f"n90 with heads whole: {_of(counts.heads.counts['net']['n90'])}"
+        yield f"opposing mass over net: {_of(counts.opposing_over_net, 2)}"
+    if stored.carriage is not None:
+        for layer in stored.carriage.layers:
+            yield (
+                f"L{layer.layer} carriage {layer.share:.2f} (R² {layer.r2:.2f}), rotation {layer.rotation:.2f}, shear "
+                f"{layer.shear:+.2f}; same token {layer.same:.0%}, with the one-hop writes {layer.same_with_set:.0%}"
+            )
+    if stored.depth is not None:
+        yield f"the predicted token leads at depth {_of(stored.depth.first)}, stays from {_of(stored.depth.stays)}"
+    if stored.reads is not None:
+        for kind in stored.reads.kinds:
+            native, plain = kind.native["mean"][0], kind.vocabulary["mean"][0]
+            yield (
+                f"read rows {kind.kind}: {native.overlap:.1%} of the {native.k} strongest drivers from the native table"
+                f", {plain.overlap:.1%} from the vocabulary, {native.chance:.1%} by chance"
+            )
+    if stored.writes is not None:
+        every = stored.writes.every
+        coherent = "–" if every.coherent is None else f"{every.coherent:.0%}"
+        yield (
+            f"named by writes over {stored.writes.population.predictions:,} predictions: covered {every.covered:.0%}, "
+            f"characterised {every.characterised:.0%}, of these coherent {coherent}"
+        )
+
+
+def _of(figure: Quartiles, digits: int = 0) -> str:
+    if figure.median is None:
+        return "–"
+    return f"{figure.median:.{digits}f} [{figure.q1:.{digits}f}, {figure.q3:.{digits}f}]"

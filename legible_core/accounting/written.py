@@ -1,0 +1,133 @@
+"""writes.safetensors: what each component helped to predict, stored beside the weights; imports no torch.
+
+written = Written.load(folder, checkpoint.hash)        # None where there is none, or one of other weights
+written.of(Unit(5, 263))                               # Helped(times=412, tokens=(...), coherent=True)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from legible_core.accounting.counts import Layout
+from legible_core.config import ModelConfig
+from legible_core.errors import Corrupt, Unavailable
+from legible_core.replace import sync
+from legible_core.units import Channel, Unit
+
+FILE = "writes.safetensors"
+FORMAT, VERSION = "legible-writes", "1"
+TOKENS = 8
+CHARACTERISED = 20
+DTYPES = {"times": "int32", "tokens": "int32", "counts": "int32", "shares": "float32", "coherent": "int8"}
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token that a component helped: how often, and its mean share of the net when it did."""
+
+    token: int
+    times: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Helped:
+    """times: predictions whose one-hop set it was in. coherent: None where the set was not judged."""
+
+    times: int
+    tokens: tuple[Token, ...]
+    coherent: bool | None
+
+    @property
+    def characterised(self) -> bool:
+        return self.times >= CHARACTERISED
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "times": self.times,
+            "characterised": self.characterised,
+            "coherent": self.coherent,
+            "tokens": [{"token": t.token, "times": t.times, "share": t.share} for t in self.tokens],
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """Arrays over the components in `counts.Layout`'s order: times (c,), the tokens helped most (c, 8) with -1 where
+    there are fewer, counts and mean shares (c, 8), coherent (c,): 1, 0, or -1 where it was not judged.
+
+    meta: checkpoint, corpus, predictions, perplexity.
+    """
+
+    times: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    counts: NDArray[np.int32]
+    shares: NDArray[np.float32]
+    coherent: NDArray[np.int8]
+    layout: Layout
+    meta: dict[str, str]
+
+    def of(self, component: Unit | Channel) -> Helped:
+        """What a component helped."""
+        place = self.layout.place(component)
+        judged = int(self.coherent[place])
+        tokens = zip(self.tokens[place].tolist(), self.counts[place].tolist(), self.shares[place].tolist(), strict=True)
+        return Helped(
+            int(self.times[place]),
+            tuple(Token(token, times, share) for token, times, share in tokens if token >= 0),
+            None if judged < 0 else bool(judged),
+        )
+
+    @classmethod
+    def load(cls, folder: Path, checkpoint_hash: str, config: ModelConfig) -> Written | None:
+        """What lies beside a checkpoint; None where there is nothing, or only what belongs to other weights.
+
+        Raises `Corrupt` with one sentence when the file is not what it claims to be.
+        """
+        path = folder / FILE
+        if not path.is_file():
+            return None
+        try:
+            with safe_open(path, "np") as file:
+                meta = dict(file.metadata() or {})
+                if meta.get("format") != FORMAT or meta.get("version") != VERSION:
+                    raise Corrupt(f"{FILE} is not of format {FORMAT!r}, version {VERSION}; account again")
+                if meta.get("checkpoint") != checkpoint_hash:
+                    return None
+                arrays = {name: file.get_tensor(name) for name in DTYPES}
+        except (SafetensorError, OSError, ValueError):
+            raise Corrupt(f"{FILE} is damaged or truncated; account again") from None
+        layout = Layout.of(config)
+        shapes = {name: (layout.size,) if name in ("times", "coherent") else (layout.size, TOKENS) for name in DTYPES}
+        if {name: array.shape for name, array in arrays.items()} != shapes or any(
+            str(array.dtype) != DTYPES[name] for name, array in arrays.items()
+        ):
+            raise Corrupt(f"the tensors of {FILE} do not fit this checkpoint; account again")
+        if int(arrays["tokens"].max(initial=-1)) >= config.vocab_size:
+            raise Corrupt(f"{FILE} names tokens that this checkpoint lacks; account again")
+        return cls(**arrays, layout=layout, meta=meta)
+
+    def save(self, path: Path) -> None:
+        """Write the file, whole or not at all; raises `Unavailable` when the disk does not take it."""
+        arrays = {name: np.ascontiguousarray(getattr(self, name).astype(dtype)) for name, dtype in DTYPES.items()}
+        draft = path.parent / f".{path.name}.saving-{secrets.token_hex(6)}"
+        try:
+            save_file(arrays, draft, metadata={"format": FORMAT, "version": VERSION, **self.meta})
+            sync(draft)
+            os.replace(draft, path)
+        except (OSError, SafetensorError) as error:
+            message = f"{path} cannot be written: {error}; name a folder with --out."
+            raise Unavailable(message, code="cannot_write") from None
+        finally:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
