@@ -19,6 +19,7 @@ GROUPS = {
     "beyond": ("reading:beyond", "what a reading costs beyond its forward, against TransformerLens"),
     "upstream": ("upstream:run", "why an operand was on, against the forward of its prompt"),
     "causal": ("causal:run", "ablations of one prediction in a batch, against one forward each"),
+    "accounting": ("accounting:run", "the accounting of a prediction, and naming by writes, against plain forwards"),
     "training": ("training:run", "a training step of the legible model against its GELU twin"),
     "evaluation": ("evaluation:run", "evaluating minimal pairs against plain batched forwards of the same tokens"),
     "scan": ("scan:run", "a scan against plain forwards over the same tokens"),

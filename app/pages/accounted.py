@@ -300,8 +300,8 @@ def _writes(stored: Accounting) -> Table | None:
     ]  # fmt: skip
     return Table(
         "writes", "Named by what they write",
-        "Covered: in a one-hop set once or more; characterised: 20 times or more; coherent, of these: the tokens helped "
-        "lie closer together than others as frequent (5 % would by chance). A share varies by "
+        "Covered: in a one-hop set once or more; characterised: 20 times or more; coherent, of these: the tokens "
+        "helped lie closer together than others as frequent (5 % would by chance). A share varies by "
         f"{quartiles(found.variation, 2)} of its mean for a token. {said(found.population)}.",
         ("components", "count", "covered", "characterised", "coherent", "judged"), tuple(rows),
     )  # fmt: skip
