@@ -20,11 +20,15 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from legible_core.interventions import Edit
+from legible_core.interventions_text import edit_text
 from legible_core.reading import Groups, Prediction, Reading, Summary, TargetToken, Token
 
 Alignment: TypeAlias = Literal["token", "text"]
 _WORD = re.compile(rb"\s*\S+|\s+")
 GROUP_FIELDS = tuple(Groups.model_fields)
+# Edits of a side that its note names.
+NAMED_EDITS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +73,17 @@ class Comparison:
     left: Reading
     right: Reading
     alignment: Alignment
+    kin: bool = False
 
     @property
     def same_weights(self) -> bool:
-        """Whether a component's number names the same component on both sides."""
         return bool(self.left.summary.checkpoint.hash == self.right.summary.checkpoint.hash)
+
+    @property
+    def same_components(self) -> bool:
+        """Whether a component's number names the same component on both sides: equal weights, or an edited child's."""
+        shapes = self.left.heads.shape == self.right.heads.shape and self.left.units.shape == self.right.units.shape
+        return self.same_weights or (self.kin and shapes)
 
     @property
     def value(self) -> Delta:
@@ -81,8 +91,8 @@ class Comparison:
 
     @property
     def residual(self) -> float | None:
-        """Difference of the values less the sum of all differences of terms; None for different weights."""
-        if not self.same_weights:
+        """Difference of the values less the sum of all differences of terms; None for different components."""
+        if not self.same_components:
             return None
         terms = sum(d.difference or 0.0 for d in (*self.components, *self.floor))
         return float(self.right.summary.value - self.left.summary.value - terms)
@@ -94,8 +104,8 @@ class Comparison:
 
     @cached_property
     def components(self) -> tuple[Delta, ...]:
-        """Every head and unit, the largest change first, equal ones in order of reading; () for different weights."""
-        if not self.same_weights:
+        """Every head and unit, the largest change first, equal ones in order of reading; () for different ones."""
+        if not self.same_components:
             return ()
         rows = []
         for letter, ours, theirs in (
@@ -164,8 +174,12 @@ class Comparison:
         return tuple(_notes(self))
 
 
-def compare(left: Reading, right: Reading, *, same_tokenizer: bool | None = None) -> Comparison:
+def compare(
+    left: Reading, right: Reading, *, same_tokenizer: bool | None = None, kin: bool = False
+) -> Comparison:
     """Set two readings side by side.
+
+    `kin`: one checkpoint is an edited child of the other, or both of a third, so units keep their numbers.
 
     `same_tokenizer` says whether both checkpoints cut text alike; None (a checkpoint is gone) judges by the tokens at
     hand: the same id must stand for the same bytes, and the same bytes for the same id.
@@ -175,7 +189,7 @@ def compare(left: Reading, right: Reading, *, same_tokenizer: bool | None = None
         ours, theirs = _vocabulary(left.summary), _vocabulary(right.summary)
         back = {text: index for index, text in ours.items()}
         known = all(ours.get(index, text) == text and back.get(text, index) == index for index, text in theirs.items())
-    return Comparison(left, right, "token" if known else "text")
+    return Comparison(left, right, "token" if known else "text", kin)
 
 
 def align(left: Sequence[object], right: Sequence[object]) -> tuple[Aligned, ...]:
@@ -264,7 +278,12 @@ def _vocabulary(summary: Summary) -> dict[int, str]:
 def _notes(found: Comparison) -> list[str]:
     left, right = found.left.summary, found.right.summary
     notes = []
-    if not found.same_weights:
+    if found.same_components and not found.same_weights:
+        notes.append(
+            "The checkpoints are edited forms of one another: a number names the same head or unit on both sides, so "
+            "components are subtracted."
+        )
+    if not found.same_components:
         notes.append(
             "The checkpoints differ: units and heads with the same number are different things there, so groups, "
             "layers, predictions and totals are subtracted, and components stand beside each other."
@@ -277,7 +296,7 @@ def _notes(found: Comparison) -> list[str]:
     if found.alignment == "text":
         notes.append("The tokenizers differ: the prompts are aligned by text, word by word, not by token.")
     if left.edits != right.edits:
-        notes.append("The sides carry different edits of the same weights.")
+        notes.append(f"The sides carry different edits: {_edits(left)} on the left, {_edits(right)} on the right.")
     quantities = [_quantity(summary) for summary in (left, right)]
     if quantities[0] != quantities[1]:
         notes.append(f"The sides read different quantities: {quantities[0]} on the left, {quantities[1]} on the right.")
@@ -288,6 +307,13 @@ def _notes(found: Comparison) -> list[str]:
     if left.dtype != right.dtype:
         notes.append(f"The sides were computed in {left.dtype} and {right.dtype}.")
     return notes
+
+
+def _edits(summary: Summary) -> str:
+    """The edits of a side in their short form; the first few."""
+    texts = [edit_text(Edit.from_json(edit)) for edit in summary.edits[:NAMED_EDITS]]
+    more = len(summary.edits) - len(texts)
+    return (", ".join(texts) + (f" and {more} more" if more else "")) or "none"
 
 
 def _quantity(summary: Summary) -> str:

@@ -6,6 +6,17 @@
   const byId = (id) => document.getElementById(id);
   const text = (id, value) => { const place = byId(id); if (place) place.textContent = value; };
 
+  const drawn = (width) => {
+    const made = (name, attributes) => {
+      const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+      Object.entries(attributes).forEach(([key, value]) => element.setAttribute(key, value));
+      return element;
+    };
+    const svg = made("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" });
+    svg.append(made("rect", { width, height: 10 }));
+    return svg;
+  };
+
   const start = (form) => {
     if (form.dataset.ready) return;
     form.dataset.ready = "1";
@@ -13,12 +24,20 @@
     const state = () => controls().map((e) => (e.type === "radio" ? e.checked : e.value));
     const sliders = [...form.querySelectorAll("input[type=range]")];
     const numberOf = (slider) => form.elements[slider.dataset.for];
-    const follow = () => sliders.forEach((s) => { s.value = numberOf(s).value === "" ? 1 : numberOf(s).value; });
+    const follow = () => {
+      sliders.forEach((s) => { s.value = numberOf(s).value === "" ? 1 : numberOf(s).value; });
+      form.querySelectorAll("select").forEach((choice) => {
+        const id = choice.name.slice("choice:".length);
+        form.elements[`low:${id}`].hidden = !["set", "clamp"].includes(choice.value);
+        form.elements[`high:${id}`].hidden = choice.value !== "clamp";
+      });
+    };
     const restore = (kept) => {
       controls().forEach((e, index) => { if (e.type === "radio") e.checked = kept[index]; else e.value = kept[index]; });
       follow();
     };
     sliders.forEach((s) => { s.hidden = false; });
+    follow();
     const undo = byId("tune-undo"), reset = byId("tune-reset");
     undo.hidden = reset.hidden = false;
 
@@ -36,12 +55,9 @@
         name.append(chip);
         tr.append(name);
         for (const side of ["before", "after"]) {
-          const bar = document.createElement("td"), meter = document.createElement("meter");
+          const bar = document.createElement("td");
           bar.className = "bar";
-          meter.max = 1;
-          meter.value = row[side] ?? 0;
-          meter.setAttribute("aria-label", side);
-          bar.append(meter);
+          bar.append(drawn(row[`bar_${side}`]));
           const n = document.createElement("td");
           n.className = "n";
           n.textContent = row[side] === null ? "–" : row[`said_${side}`];
@@ -108,13 +124,13 @@
     form.addEventListener("input", (event) => {
       const box = event.target;
       if (box.dataset.for) numberOf(box).value = String(Number(box.value));
-      else follow();
       // A choice without its number yet: nothing to ask.
       const id = /^choice:(.*)$/.exec(box.name || "")?.[1];
       if (id && ["set", "clamp"].includes(box.value)) {
         if (form.elements[`low:${id}`].value === "") form.elements[`low:${id}`].value = box.value === "set" ? "1" : "0";
         if (box.value === "clamp" && form.elements[`high:${id}`].value === "") form.elements[`high:${id}`].value = "0.5";
       }
+      follow();
       moved();
     });
     form.addEventListener("change", keep);

@@ -76,6 +76,8 @@ class Chance:
     after: float | None
     said_before: str
     said_after: str
+    bar_before: float
+    bar_after: float
     target: bool
 
 
@@ -374,8 +376,13 @@ def _drawn(result: dict[str, Any]) -> tuple[tuple[Chance, ...], Side, Side]:
         for token in [*result[name]["predictions"], result[name]["target"]]:
             found.setdefault(token["id"], [token["display"], None, None])[1 + place] = token["probability"]
     target = result["before"]["target"]["id"]
+    most = max(chance or 0.0 for _, *both in found.values() for chance in both) or 1.0
+
+    def bar(probability: float | None) -> float:
+        return round(100 * (probability or 0.0) / most, 1)
+
     chances = [
-        Chance(display, before, after, _said(before), _said(after), index == target)
+        Chance(display, before, after, _said(before), _said(after), bar(before), bar(after), index == target)
         for index, (display, before, after) in found.items()
     ]
     chances.sort(key=lambda row: -max(row.before or 0.0, row.after or 0.0))

@@ -11,6 +11,7 @@ import pytest
 from tiny_models import random_ids, tiny_config, tiny_model
 
 from legible_core.compare import Comparison, align, compare
+from legible_core.interventions_text import parse_edit
 from legible_core.pipeline import Engine
 from legible_core.reading import CheckpointRef, Reading, ReadingRequest, Token
 
@@ -113,7 +114,7 @@ def test_notes_say_what_differs() -> None:
     notes = " ".join(compare(plain, other).notes)
     assert "a logit on the left, a logit difference on the right" in notes
     assert "read different tokens: 5 and 6" in notes
-    edited = replace(plain, summary=plain.summary.model_copy(update={"edits": ({"component": "L0.u1"},)}))
-    assert "different edits" in " ".join(compare(plain, edited).notes)
+    edited = replace(plain, summary=plain.summary.model_copy(update={"edits": (parse_edit("L0.u1:zero").canonical(),)}))
+    assert "different edits: none on the left, L0.u1:zero on the right." in " ".join(compare(plain, edited).notes)
     contrasts = compare(read(target=5, contrast=7), read(target=5, contrast=8)).notes
     assert contrasts == ("The contrasts differ: 7 and 8.",)
