@@ -198,7 +198,8 @@ class Watching:
         session.told.expect(StreamToken(i, at) for i, at in zip((*ids, *done)[count:], offsets[count:], strict=False))
         end = offsets[-1]
         for step in watched(session.watch, ids, sampling, done=done, edited=[edited], stop=special):
-            session.take(step.seen)
+            if step.seen.ids:
+                session.take(step.seen)
             edited += [session.watch.count - 1] * bool(step.edited)
             if step.written is not None:
                 session.told.expect([StreamToken(step.written.id, end)])

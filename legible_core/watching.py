@@ -14,9 +14,10 @@ nothing, as in training; of what it would have carried, at most λ^k could still
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +36,9 @@ from legible_core.units import Channel, Component, Head, HeadOperand, Operand, Q
 
 # Tokens of a long text in one pass: long enough to fill the machine, short enough that hits are told soon.
 CHUNK = 64
+# Tokens that are generated before they are flagged together, where no gate waits for each: that is what keeps it cheap.
+LAG = 32
+LAG_SECONDS = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +56,9 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A token of a text that goes on: what was read of it, and what was written after it, None at the end.
+    """A token of a text that goes on: what was written, None at the end, and what was flagged since the last step.
 
+    Without gates tokens are flagged some at a time, so that `seen` is empty in most steps; with gates, each at once.
     edited: the monitors whose gates edited the pass at this token. stopped: the monitor whose gate stopped here.
     """
 
@@ -88,6 +93,8 @@ class Watch:
         self._ids: list[int] = []  # of the window
         self._cache = model.new_cache()
         self._stops = [index for index, m in enumerate(monitors) if m.gate is not None and m.gate.stop]
+        self._waiting: list[int] = []  # read, not flagged yet
+        self._none = Seen(0, (), np.zeros((0, len(self.components)), np.float32), np.zeros((0, len(monitors)), bool))
         self.count = 0
         self.stopped: int | None = None
 
@@ -105,7 +112,7 @@ class Watch:
                 self._open(self._ids[max(1, context // 2) :])
             part = list(ids[start : start + min(CHUNK, context - len(self._ids))])
             self._pass(part)
-            yield self._until_stopped(self._see(part))
+            yield self._until_stopped(self._see())
             start += len(part)
 
     def lost(self) -> dict[str, float]:
@@ -142,13 +149,15 @@ class Watch:
             self.model.residual(self._tensor(ids), edits, cache=self._cache)
 
     def _pass(self, ids: list[int], edits: Sequence[Edit] = ()) -> Float[Tensor, "t d"]:
-        """One forward over the next tokens; the probe holds what it saw."""
+        """One forward over the next tokens; the probe holds what it saw until `_see`."""
         with self.probe.attached():
             residual = self.model.residual(self._tensor(ids), edits, cache=self._cache, observed=self.probe)[0]
         self._ids += ids
+        self._waiting += ids
         return residual
 
-    def _see(self, ids: list[int]) -> Seen:
+    def _see(self) -> Seen:
+        """What was passed since the last call, flagged."""
         values = self.probe.values(self._cache)
         if not np.isfinite(values).all():
             row, column = np.argwhere(~np.isfinite(values))[0]
@@ -157,8 +166,9 @@ class Watch:
                 "watched.",
                 code="not_finite",
             )
-        seen = Seen(self.count, tuple(ids), values, self._flag(values))
-        self.count += len(ids)
+        seen = Seen(self.count, tuple(self._waiting), values, self._flag(values))
+        self.count += len(self._waiting)
+        self._waiting = []
         return seen
 
     def _until_stopped(self, seen: Seen) -> Seen:
@@ -213,14 +223,16 @@ def watched(
     place = len(done)
     for part in tail[:-1]:
         watch._pass(list(part))
-        yield Step(watch._see(list(part)), None)
-    part = list(tail[-1])
+        yield Step(watch._see(), None)
+    part, flagged = list(tail[-1]), time.monotonic()
     while True:
         before = _copy(watch._cache) if any(gates) else None
         residual = watch._pass(part)
-        seen = watch._see(part)
-        hit = np.flatnonzero(seen.hits[-1]).tolist()
         over = place == sampling.tokens or (place > 0 and part[-1] in stop)
+        seen, hit = watch._none, []
+        if over or before is not None or len(watch._waiting) >= LAG or time.monotonic() - flagged > LAG_SECONDS:
+            seen, flagged = watch._see(), time.monotonic()
+            hit = np.flatnonzero(seen.hits[-1]).tolist()
         stopped = next((index for index in hit if index in watch._stops), None)
         if over or stopped is not None:
             watch.stopped = stopped
@@ -261,7 +273,7 @@ def _copy(cache: Cache) -> Cache:
 
 
 class Probe(Observed):
-    """Takes the watched columns out of a pass, layer by layer; everything else of it is let go.
+    """Keeps what passes made in the layers that are watched, and takes the watched columns out of several at once.
 
     Given to `Transformer.residual` as `observed`, inside `attached()`, which hears the hidden vectors of layers with
     watched units that have no rails: a pass does not report those by itself.
@@ -280,22 +292,24 @@ class Probe(Observed):
         }
         order = [place for places in columns.values() for place, _ in places]
         self._back = np.argsort(np.array(order, np.int64))
-        self._found: dict[tuple[int, str], Tensor] = {}
-        self._attention = self._feed_forward = -1
-        self._plain = [layer for layer, source in columns if source == "plain"]
+        # What each watched layer made, pass by pass: (operands, combined values, z), (operands, bounded units), hidden.
+        self._heads: dict[int, list[Any]] = {layer: [] for layer, source in columns if source in _OF_HEADS}
+        self._units: dict[int, list[Any]] = {layer: [] for layer, source in columns if source in _OF_UNITS}
+        self._plain: dict[int, list[Any]] = {layer: [] for layer, source in columns if source == "plain"}
+        self._attention = self._feed_forward = 0
+        self._tokens = 0
         layout = model.config.feed_forward
-        self._names = (["A", "B"] if layout.n_pairs else []) + (["m"] if layout.n_quantifiers else [])
-        self._names += ["sigmoid"] if layout.n_bounded > layout.n_named else []
+        names = (["A", "B"] if layout.n_pairs else []) + (["m"] if layout.n_quantifiers else [])
+        self._names = names + (["sigmoid"] if layout.n_bounded > layout.n_named else [])
 
     @contextmanager
     def attached(self) -> Iterator[None]:
         """For the length of one pass."""
-        self._attention = self._feed_forward = -1
-        self._found.clear()
+        self._attention = self._feed_forward = 0
         handles = []
-        for layer in self._plain:
+        for layer, kept in self._plain.items():
             module: Any = self.model.layers[layer].feed_forward
-            handles.append(module.register_forward_hook(self._hear(layer)))
+            handles.append(module.register_forward_hook(_hearing(kept)))
         try:
             yield
         finally:
@@ -303,53 +317,74 @@ class Probe(Observed):
                 handle.remove()
 
     def see_attention(self, operands: tuple[Tensor, ...], outputs: Tensor | None, heads: Tensor) -> None:
+        if self._attention in self._heads:
+            self._heads[self._attention].append((operands, outputs, heads))
+        if not self._attention:
+            self._tokens += heads.shape[1]
         self._attention += 1
-        layer = self._attention
-        names = ["membership"] if len(operands) == 1 else ["head_a", "head_b"]
-        for name, values in zip(names, operands, strict=False):
-            self._take(layer, name, values)
-        if outputs is not None:
-            self._take(layer, "channel", outputs)
-        if (layer, "head") in self._plan:
-            part = self.model.layers[layer].attention
-            width = self.model.config.d_head
-            norms = []
-            for head in self._plan[layer, "head"].tolist():
-                columns = part.output[:, head * width : (head + 1) * width]
-                norms.append((heads[0, :, head].float() @ columns.float().T).norm(dim=-1))
-            self._found[layer, "head"] = torch.stack(norms, dim=-1)
 
     def see_feed_forward(self, operands: tuple[Tensor, ...], outputs: Tensor) -> None:
+        if self._feed_forward in self._units:
+            self._units[self._feed_forward].append((operands, outputs))
         self._feed_forward += 1
-        for name, values in zip(self._names, operands, strict=False):
-            self._take(self._feed_forward, name, values)
-        self._take(self._feed_forward, "unit", outputs)
 
     def values(self, cache: Cache) -> NDArray[np.float32]:
-        """(t, components) of the pass just made; linear channels are read off the values that it put into the cache."""
-        for layer, source in self._plan:
-            if source == "linear":
-                values = cache.layers[layer].attention.values
-                assert values is not None
-                self._take(layer, source, values[:, :, -self._length() :].transpose(1, 2))
-        parts = [self._found[key].float() for key in self._plan]
-        joined: NDArray[np.float32] = torch.cat(parts, dim=-1).cpu().numpy()
+        """(t, components) of the passes since the last call, which are let go.
+
+        Linear channels are read off the values that the passes put into the cache.
+        """
+        found = [
+            self._columns(layer, source, columns, cache).float() for (layer, source), columns in self._plan.items()
+        ]
+        joined: NDArray[np.float32] = torch.cat(found, dim=-1).cpu().numpy()
+        for kept in (*self._heads.values(), *self._units.values(), *self._plain.values()):
+            kept.clear()
         self.residuals.clear()
+        self._tokens = 0
         return joined[:, self._back]
 
-    def _length(self) -> int:
-        return self.residuals[-1].shape[1]
+    def _columns(self, layer: int, source: str, columns: Tensor, cache: Cache) -> Tensor:
+        """The chosen columns of one tensor of a layer, (t, columns)."""
+        if source == "linear":
+            values = cache.layers[layer].attention.values
+            assert values is not None
+            parts = [values[:, :, -self._tokens :].transpose(1, 2)]
+        elif source == "plain":
+            parts = self._plain[layer]
+        elif source == "unit":
+            parts = [outputs for _, outputs in self._units[layer]]
+        elif source in self._names:
+            place = self._names.index(source)
+            parts = [operands[place] for operands, _ in self._units[layer]]
+        elif source == "channel":
+            parts = [outputs for _, outputs, _ in self._heads[layer]]
+        elif source == "head":
+            return self._norms(layer, columns)
+        else:
+            place = 1 if source == "head_b" else 0
+            parts = [operands[place] for operands, _, _ in self._heads[layer]]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return whole[0].flatten(1).index_select(1, columns)
 
-    def _take(self, layer: int, source: str, values: Tensor) -> None:
-        columns = self._plan.get((layer, source))
-        if columns is not None:
-            self._found[layer, source] = values[0].flatten(1).index_select(1, columns)
+    def _norms(self, layer: int, heads: Tensor) -> Tensor:
+        """The norm of what each of these heads writes, (t, heads)."""
+        output = self.model.layers[layer].attention.output.float()
+        z = torch.cat([z for _, _, z in self._heads[layer]], dim=1)[0].index_select(1, heads).float()
+        rows = output.unflatten(1, (self.model.config.n_heads, -1)).index_select(1, heads)
+        return torch.einsum("thw,dhw->thd", z, rows).norm(dim=-1)
 
-    def _hear(self, layer: int) -> Any:
-        def hook(_module: Any, _given: Any, out: Any) -> None:
-            self._take(layer, "plain", cast(Tensor, out[0]))
 
-        return hook
+_OF_HEADS = ("head", "head_a", "head_b", "channel")
+_OF_UNITS = ("unit", "A", "B", "m", "sigmoid")
+
+
+def _hearing(kept: list[Any]) -> Any:
+    """A hook that keeps the hidden vector of a feed-forward module's call."""
+
+    def hook(_module: Any, _given: Any, out: Any) -> None:
+        kept.append(out[0])
+
+    return hook
 
 
 def _source(model: Transformer, component: Component) -> tuple[int, str, int]:
