@@ -25,6 +25,7 @@ GROUPS = {
     "scan": ("scan:run", "a scan against plain forwards over the same tokens"),
     "tokenising": ("tokenising:run", "a text to a file of ids, against the tokenizers library alone"),
     "loading": ("loading:run", "peak memory of loading an ordinary model, against its weights"),
+    "tuning": ("tuning:run", "a redraw while a slider moves, against a plain forward of the prompt"),
     "monitor": ("monitor:run", "generation under monitors against plain generation"),
     "page": ("page:run", "a stored reading's page: requests per second, bytes, first paint"),
     "names": ("names:run", "pages and searches over 36,864 named units: requests per second, bytes, growth"),
