@@ -18,7 +18,7 @@ from app.pages.detail import check_component
 from app.pages.formula import Piece, plain
 from app.pages.home import Card
 from app.pages.named import component_of, names_of, pieces_of
-from app.pages.reading_view import FLOOR_NAMES, GROUPS, contributor_formula
+from app.pages.reading_view import FLOOR_NAMES, GROUPS, contributor_formula, guessed
 from app.pages.view import clipped
 from app.pages.waiting import Step
 from app.services import Services
@@ -242,7 +242,7 @@ def _changes(urls: Urls, found: Comparison, sides: tuple[Side, ...], rows: tuple
     for row in rows:
         glyph, formula = "h" if ".h" in row.id else "", tuple[Piece, ...]()
         if row.id in top:
-            glyph, formula = top[row.id].glyph, contributor_formula(top[row.id], names)
+            glyph, formula = top[row.id].glyph, contributor_formula(top[row.id], names, guessed(found.left.summary))
         else:
             glyph, formula = _named(left, names, row.id)
         made.append(
@@ -266,9 +266,10 @@ def _named(side: Side, names: Names | None, component: str) -> tuple[str, tuple[
 
 def _strongest(urls: Urls, side: Side, reading: Reading) -> tuple[Change, ...]:
     names = None if side.checkpoint is None else names_of(side.checkpoint)[0]
+    guess = guessed(reading.summary)
     return tuple(
         Change(
-            c.id, c.glyph, contributor_formula(c, names), c.value if side.name == "left" else None,
+            c.id, c.glyph, contributor_formula(c, names, guess), c.value if side.name == "left" else None,
             c.value if side.name == "right" else None, None, _component_href(urls, side, c.id), "",
         )
         for c in reading.summary.top[:STRONGEST]
@@ -341,7 +342,7 @@ def csv_text(found: Comparison, sides: tuple[Side, ...]) -> str:
     writer.writerow(["part", "id", "left", "right", "difference", "name"])
     names = {c.id: plain(contributor_formula(c)) for c in (*found.right.summary.top, *found.left.summary.top)}
     components = found.components
-    if not found.same_weights:
+    if not found.same_components:
         components = (*_own(found.left, "left"), *_own(found.right, "right"))
         names = {}
     for part, rows in (
