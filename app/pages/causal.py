@@ -189,12 +189,12 @@ def checks_of(
 ) -> Checks | None:
     """The column of checks of a stored reading's page; `asks`: submit the job if there is none.
 
-    None where nothing can be checked: the checkpoint is gone, ordinary, or the reading has edits.
+    None where nothing can be checked, for the checkpoint is gone.
     """
     asked = AskedCausal(
         position=stored.position, target=stored.target, contrast=stored.contrast, relative_to=_relative(stored)
     )
-    if checkpoint is None or checkpoint.config.ordinary or stored.reading().summary.edits:
+    if checkpoint is None:
         return None
     href = _address(urls, slug, stored.digest, asked)
     prompt = find_prompt(services, stored.digest)

@@ -1,6 +1,7 @@
 """Causal checks: whether what a reading credits also mattered.
 
 rerun      many edited re-runs of one prediction in one batch of single tokens
+plain      the same one forward at a time: edited readings, ordinary models
 checks     the leading contributions of a reading: removed, replaced by their mean, operands flipped
 records    checks.json, the bands measured for a checkpoint, beside its weights           imports no torch
 bands      the measurement of those bands on held-out predictions

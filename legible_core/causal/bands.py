@@ -196,7 +196,7 @@ def _checked(
     variants = [v for one in leading for v in variants_of(config, *one, measured.means)]
     leads = len(variants)
     variants += [variants_of(config, *one, None)[0] for one in rest]
-    effects, _ = effects_of(engine, solved, rerun_of(engine, request, solved), variants, measured)
+    effects, _ = effects_of(engine, solved, rerun_of(engine, solved), variants, measured)
     found = []
     for number, effect in enumerate(effects):
         v = effect.variant

@@ -24,6 +24,7 @@ from torch import Tensor
 from legible_core import attribution as sums
 from legible_core.attribution import Attribution, Question
 from legible_core.axes import Float
+from legible_core.causal.plain import PlainRerun
 from legible_core.causal.records import HALVES, Band, Checks, Means, half_of
 from legible_core.causal.rerun import Plan, Rerun
 from legible_core.config import ModelConfig
@@ -83,7 +84,7 @@ def check(engine: Engine, request: ReadingRequest, top: int = TOP, measured: Che
     solved = engine.solve(request)
     terms, config = solved.terms, engine.config
     found = sums.strongest(terms, top)
-    rerun = rerun_of(engine, request, solved)
+    rerun = rerun_of(engine, solved)
     variants = [v for one in found for v in variants_of(config, *one, measured.means if measured else None)]
     joint = {half: [one for one in found if half in ("all", half_of(one[1], config.n_layers))] for half in HALVES}
     effects, residual = effects_of(engine, solved, rerun, variants, measured, list(joint.values()))
@@ -118,20 +119,10 @@ def check(engine: Engine, request: ReadingRequest, top: int = TOP, measured: Che
     }
 
 
-def rerun_of(engine: Engine, request: ReadingRequest, solved: Solved) -> Rerun:
-    """The re-runs of a request's position. Raises `LegibleError` for what cannot be re-run in one batch."""
-    if request.edits:
-        raise LegibleError(
-            "Causal checks start from the unedited prompt, and this reading has edits of its own; check the reading "
-            "without them.",
-            code="edited_reading",
-        )
-    if engine.config.ordinary:
-        raise LegibleError(
-            "Causal checks re-run checkpoints of this program's own design; this one is an ordinary model.",
-            code="ordinary_model",
-        )
-    return Rerun(engine.model, solved.trace, solved.position)
+def rerun_of(engine: Engine, solved: Solved) -> Rerun | PlainRerun:
+    """The re-runs of a solved request: in batches, or one forward each for edited readings and ordinary models."""
+    batched = not solved.trace.edits and not engine.config.ordinary
+    return (Rerun if batched else PlainRerun)(engine.model, solved.trace, solved.position)
 
 
 def variants_of(config: ModelConfig, sort: str, layer: int, index: int, means: Means | None) -> list[Variant]:
@@ -176,7 +167,7 @@ def write_variant(plan: Plan, row: int, variant: Variant, config: ModelConfig, m
 def effects_of(
     engine: Engine,
     solved: Solved,
-    rerun: Rerun,
+    rerun: Rerun | PlainRerun,
     variants: Sequence[Variant],
     measured: Checks | None,
     sets: Sequence[Sequence[tuple[str, int, int]]] = (),

@@ -29,6 +29,7 @@ from torch.nn import functional as F
 from legible_core.attribution import Attribution, optional
 from legible_core.axes import Float
 from legible_core.causal.checks import NOISE, base_of, rerun_of, values_of
+from legible_core.causal.plain import PlainRerun
 from legible_core.causal.rerun import Plan, Rerun
 from legible_core.causal.sets import MAX_SEEDS, Components
 from legible_core.errors import LegibleError
@@ -67,7 +68,7 @@ def mediation(engine: Engine, request: ReadingRequest, first: Component, second:
             code="bad_path",
         )
     solved = engine.solve(request)
-    rerun = rerun_of(engine, request, solved)
+    rerun = rerun_of(engine, solved)
     plan = Plan(3)
     for row, members in enumerate(((a,), (b,), (a, b))):
         for member in members:
@@ -129,7 +130,7 @@ def sources(
         raise LegibleError(f"{seeds} random sets were asked for; ask for 1 to {MAX_SEEDS}.", code="bad_seeds")
     read = read_of(engine.config, operand)
     solved = engine.solve(request)
-    rerun = rerun_of(engine, request, solved)
+    rerun = rerun_of(engine, solved)
     terms = attribute_read(engine.model, solved.trace, read, solved.position, engine.dtype)
     terms.check()
     upstream = Upstream(engine, read, terms)
@@ -264,7 +265,7 @@ class Upstream:
             return None
         return float(self._cosines(component.layer)[component.unit])
 
-    def removed(self, rerun: Rerun, sets: Sequence[Sequence[int]]) -> list[float]:
+    def removed(self, rerun: Rerun | PlainRerun, sets: Sequence[Sequence[int]]) -> list[float]:
         """The operand's pre-activation with each set of sources zeroed."""
         plan = Plan(len(sets))
         for row, members in enumerate(sets):

@@ -110,7 +110,7 @@ class Plan:
     def head_atom(
         self, row: int, layer: int, name: str, head: int, index: int, factor: float = -1.0, offset: float = 1.0
     ) -> None:
-        """An operand of a bounded head at the read token itself; `name` one of head_a, head_b, membership."""
+        """An operand of a Boolean head's pair at the read token itself; `name` is head_a or head_b."""
         self._at(row, layer, attention=True).head_atoms[name].add(row, (head, index), factor, offset)
 
     def flip_unit(self, row: int, layer: int, unit: int, side: Side) -> None:
@@ -243,9 +243,8 @@ class Rerun:
         query, key = (part.unflatten(-1, (attention.n_heads, -1)) for part in linears(attention, ["query", "key"], y))
         value, operands, _ = attention.values(y)
         if edits.head_atoms:
-            names = ["membership"] if len(operands) == 1 else ["head_a", "head_b"]
             changed = tuple(operand.clone() for operand in operands)
-            for name, operand in zip(names, changed, strict=False):
+            for name, operand in zip(("head_a", "head_b"), changed, strict=True):
                 edits.head_atoms[name].apply(operand, place)
             value = value.clone()
             value[:, : attention.n_special] = combine(changed)

@@ -22,6 +22,7 @@ from torch import Tensor
 from legible_core.attribution import Attribution, slices
 from legible_core.axes import Float
 from legible_core.causal.checks import NOISE, base_of, rerun_of, values_of
+from legible_core.causal.plain import PlainRerun
 from legible_core.causal.rerun import Plan, Rerun
 from legible_core.config import ModelConfig
 from legible_core.errors import LegibleError
@@ -144,7 +145,7 @@ def removals(
     """The loss of every top set, and of the random sets beside it, all in one batch."""
     _check_sizes(engine.config, sizes, seeds)
     solved = engine.solve(request)
-    rerun = rerun_of(engine, request, solved)
+    rerun = rerun_of(engine, solved)
     components = Components(engine.config, solved.terms)
     generator = np.random.default_rng(seed)
     ranked = components.ranked
@@ -241,7 +242,7 @@ def sufficiency(engine: Engine, request: ReadingRequest, *, seeds: int = 32, see
             "the most probable token.",
             code="not_predicted",
         )
-    search = _Search(engine, rerun_of(engine, request, solved), Components(engine.config, solved.terms), target)
+    search = _Search(engine, rerun_of(engine, solved), Components(engine.config, solved.terms), target)
     prefix = search.prefix()
     kept, minimal = search.prune(prefix)
     components = search.components
@@ -274,7 +275,7 @@ def sufficiency(engine: Engine, request: ReadingRequest, *, seeds: int = 32, see
 class _Search:
     """Sets tried by keeping them and zeroing all else."""
 
-    def __init__(self, engine: Engine, rerun: Rerun, components: Components, target: int) -> None:
+    def __init__(self, engine: Engine, rerun: Rerun | PlainRerun, components: Components, target: int) -> None:
         self.engine = engine
         self.rerun = rerun
         self.components = components

@@ -115,6 +115,18 @@ def test_set_operators_are_also_flipped_per_atom_and_per_unit(engine: Engine) ->
     assert effects[1].direct * solved.terms.scale == pytest.approx(inside, abs=1e-4)
 
 
+def test_an_edited_reading_is_checked_on_top_of_its_edits(engine: Engine) -> None:
+    before = (Edit(Unit(0, 3), "set", 0.9), Edit(Head(1, 0), "scale", 2.0, (2,)))
+    request = asked(edits=before)
+    document = check(engine, request, top=6)
+    base = value(engine, request, list(before))
+    for row in document["checks"]:
+        assert row["direct"] == pytest.approx(-row["term"], abs=1e-4)
+        after = value(engine, request, [*before, *gone(parse(row["id"]), position=8)])
+        assert row["total"] == pytest.approx(after - base, abs=2e-3)
+    assert necessity(engine, request, sizes=(2,), seeds=1)["rows"][0]["top"]["n"] == 1
+
+
 def test_flags_say_sign_and_band(engine: Engine) -> None:
     request = asked()
     narrow = Band(100, 0.999, 1.0, 1.001, 0.0, 1.0, 1.0)
@@ -142,7 +154,7 @@ def test_what_cannot_be_checked_is_refused(engine: Engine) -> None:
     edited = asked(edits=(Edit(Unit(0, 0), "set", 0.0),))
     for call in (
         lambda: check(engine, asked(), top=0),
-        lambda: check(engine, edited),
+        lambda: sufficiency(engine, edited),
         lambda: necessity(engine, asked(), sizes=(1000,)),
         lambda: necessity(engine, asked(), seeds=0),
         lambda: mediation(engine, asked(), Unit(2, 0), Head(2, 0)),
