@@ -174,9 +174,7 @@ class Comparison:
         return tuple(_notes(self))
 
 
-def compare(
-    left: Reading, right: Reading, *, same_tokenizer: bool | None = None, kin: bool = False
-) -> Comparison:
+def compare(left: Reading, right: Reading, *, same_tokenizer: bool | None = None, kin: bool = False) -> Comparison:
     """Set two readings side by side.
 
     `kin`: one checkpoint is an edited child of the other, or both of a third, so units keep their numbers.

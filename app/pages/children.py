@@ -93,6 +93,23 @@ def family_of(services: Services, urls: Urls, checkpoint: Checkpoint) -> Family:
     return Family(_origin(services, urls, checkpoint), tuple(children))
 
 
+def related(services: Services, one: Checkpoint, other: Checkpoint) -> bool:
+    """Whether two checkpoints descend by edits from one: then a number names the same unit in both."""
+    return _ancestor(services, one) == _ancestor(services, other)
+
+
+def _ancestor(services: Services, checkpoint: Checkpoint) -> str:
+    """The hash of the first checkpoint of a line of children; of the last one known where a link is not here."""
+    seen = {checkpoint.hash}
+    while isinstance(found := _safely(checkpoint), Lineage) and found.parent not in seen:
+        seen.add(found.parent)
+        try:
+            checkpoint = services.catalogue.get(found.parent)
+        except LegibleError:
+            return found.parent
+    return checkpoint.hash
+
+
 def clipped_edit(edit: Edit) -> str:
     """The edit's short text, its end cut off where a vector makes it long."""
     text = edit_text(edit)
@@ -145,4 +162,4 @@ def _page_of(urls: Urls, parent: Checkpoint, edit: Edit) -> str:
     return urls.unit(parent.slug, Unit(component.layer, component.unit))
 
 
-__all__ = ["Family", "clipped_edit", "family_of", "router"]
+__all__ = ["Family", "clipped_edit", "family_of", "related", "router"]

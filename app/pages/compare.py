@@ -16,6 +16,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.pages.asking import dtype_of, encode, form_fields, one_token, read_key, submit_reading
+from app.pages.children import related
 from app.pages.compare_form import compare_form, recent, slugs
 from app.pages.compare_sides import MAX_ADDRESS, Side, look, permalink
 from app.pages.compare_view import ChoosePage, WaitingSide, WaitPage, comparison_page, csv_text, json_document
@@ -54,7 +55,7 @@ def comparison(
     explicit = (left, right) == tuple(side.address(urls) for side in sides)
     if not explicit and not polled:
         return RedirectResponse(here, status_code=303)
-    found = _compared(sides)
+    found = _compared(services, sides)
     context = comparison_page(services, urls, found, sides, here)
     headers = {} if explicit else {"hx-replace-url": here}
     return HTMLResponse(html(request, "compare.html", context), headers=headers)
@@ -70,7 +71,7 @@ def comparison_json(
     if any(side.stored is None for side in sides):
         jobs = {side.name: None if side.job is None else waiting_json(services, side.job)["job"] for side in sides}
         return twin({"jobs": jobs}, status=202)
-    return twin(json_document(urls, _compared(sides), sides))
+    return twin(json_document(urls, _compared(services, sides), sides))
 
 
 @router.get(".csv")
@@ -84,7 +85,7 @@ def comparison_csv(
         raise Conflict("A side is not read yet, so there is no table; wait for the comparison's page to show it.")
     name = f"compare-{sides[0].prompt.digest[:12]}-{sides[1].prompt.digest[:12]}.csv"
     headers = {"content-disposition": f'attachment; filename="{name}"'}
-    return Response(csv_text(_compared(sides), sides), media_type="text/csv; charset=utf-8", headers=headers)
+    return Response(csv_text(_compared(services, sides), sides), media_type="text/csv; charset=utf-8", headers=headers)
 
 
 @router.post("")
@@ -196,11 +197,12 @@ def _waiting(services: Services, sides: tuple[Side, ...], here: str) -> WaitPage
     return WaitPage("comparing…", tuple(shown), here if active else "")
 
 
-def _compared(sides: tuple[Side, ...]) -> Comparison:
+def _compared(services: Services, sides: tuple[Side, ...]) -> Comparison:
     left, right = sides
     assert left.stored is not None
     assert right.stored is not None
-    alike = None
+    alike, kin = None, False
     if left.checkpoint is not None and right.checkpoint is not None:
         alike = left.checkpoint.tokenizer_path.read_bytes() == right.checkpoint.tokenizer_path.read_bytes()
-    return compare(left.stored.reading(), right.stored.reading(), same_tokenizer=alike)
+        kin = related(services, left.checkpoint, right.checkpoint)
+    return compare(left.stored.reading(), right.stored.reading(), same_tokenizer=alike, kin=kin)

@@ -52,8 +52,13 @@ def test_a_child_shows_its_parent_and_edits_and_compares_the_two(site: Site, chi
     assert answer.status_code == 200
     assert "quiet" in answer.text
     assert SLUG in answer.text
-    with_rows = site.read("it was the best")
-    assert f"/models/{SLUG}/" in with_rows, "the parent's reading is stored under its own name"
+    assert "edited forms of one another" in answer.text
+    address = answer.request.url.path + ".json?" + answer.request.url.query.decode()
+    found = site.client.get(address).json()
+    assert found["components"][0]["difference"] == pytest.approx(
+        found["components"][0]["right"] - found["components"][0]["left"]
+    )
+    assert abs(found["residual"]) <= found["tolerance"], "the components' differences make up the values'"
 
 
 def test_a_parent_that_is_gone_and_a_torn_card_are_said(site: Site, child: Checkpoint) -> None:
