@@ -23,7 +23,6 @@ from torch import Tensor
 
 from legible_core import attribution as sums
 from legible_core import details
-from legible_core.adapters.text import render, with_bos
 from legible_core.attribution import Attribution, Attributor, Question
 from legible_core.axes import Float
 from legible_core.config import ModelConfig
@@ -32,6 +31,7 @@ from legible_core.errors import Corrupt, LegibleError, NotExact
 from legible_core.interventions import Edit, canonical_edits
 from legible_core.memory import ByteCache
 from legible_core.model import Transformer
+from legible_core.prompts import render, with_bos
 from legible_core.readable import OrdinaryModel, Readable
 from legible_core.reading import (
     SCHEMA,
@@ -375,9 +375,9 @@ def _ordinary_folder(folder: Path, dtype: Dtype) -> Checkpoint | None:
 
 def _open_ordinary(checkpoint: OrdinaryCheckpoint, device: str, cache_bytes: int) -> Engine:
     """An engine over an ordinary model; one that nobody added passes its certificate now, or is refused."""
+    from legible_core.naming.names import Names
     from legible_core.ordinary.adding import prompts
     from legible_core.ordinary.loading import load
-    from legible_core.naming.names import Names
 
     checkpoint.check_files()
     tokenizer = Tokenizer.load(checkpoint.tokenizer_path, checkpoint.config.vocab_size)

@@ -306,7 +306,7 @@ def _answer(cache: OrderedDict[tuple[str, int, int], Any], method: str, path: st
         case "tokenise":
             return [tokenizer.token(index) for index in tokenizer.encode(arguments[0])]
         case "render":
-            from legible_core.adapters.text import render
+            from legible_core.prompts import render
 
             return render(*arguments)
         case "facts":

@@ -13,10 +13,10 @@ from app.services import Services
 from app.store import StoredPrompt
 from app.urls import Urls
 from legible_core.adapters.registration import OrdinaryCheckpoint
-from legible_core.adapters.text import render, with_bos
 from legible_core.errors import LegibleError, NotFound
 from legible_core.interventions import Edit
 from legible_core.interventions_text import edits_of_field
+from legible_core.prompts import render, with_bos
 from legible_core.reading import Dtype, ReadingRequest
 from legible_core.registry import Checkpoint
 

@@ -126,9 +126,7 @@ def read(
         raise LegibleError("No checkpoint is here yet, so nothing can be read; add one with `legible add FOLDER`.")
     # A browser sends every line break of a text area as CRLF; the tokenizer turns it back into LF.
     if form.example is None:
-        address = start_reading(
-            services, urls_for(request), checkpoint, form.prompt, bos=form.bos, chat=form.chat
-        )
+        address = start_reading(services, urls_for(request), checkpoint, form.prompt, bos=form.bos, chat=form.chat)
     else:
         chosen = _example(checkpoint, form.example)
         address = start_reading(services, urls_for(request), checkpoint, chosen.prompt, chosen.target)

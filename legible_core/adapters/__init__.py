@@ -2,7 +2,6 @@
 
     config.py ★        what a reading needs to know of one, and which families are supported
     source.py ★        a folder or hub name: its files, checked before anything is loaded
-    text.py ★          begin-of-text token and chat template: the exact ids of a prompt
     registration.py ★  the small folder that `legible add` leaves: config, tokenizer, hashes, certificate
     model.py           TransformerLens' TransformerBridge → the same `Trace` that legible checkpoints give
 

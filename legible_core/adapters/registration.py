@@ -20,9 +20,9 @@ from typing import Any
 
 from legible_core.adapters.config import OrdinaryConfig
 from legible_core.adapters.source import hash_files, identity
-from legible_core.adapters.text import Bos
 from legible_core.errors import Corrupt, LegibleError, NotFound, Unavailable
 from legible_core.folder import TOKENIZER, Card, parse_json
+from legible_core.prompts import Bos
 from legible_core.reading import Dtype
 from legible_core.registry import Checkpoint
 from legible_core.replace import replace_folder

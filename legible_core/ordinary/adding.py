@@ -18,9 +18,9 @@ from typing import Any
 from legible_core.adapters import source as sources
 from legible_core.adapters.config import OrdinaryConfig, refuse_unreadable
 from legible_core.adapters.registration import OrdinaryCheckpoint, write
-from legible_core.adapters.text import MAX_TEMPLATE, Bos
 from legible_core.errors import Conflict, Corrupt, LegibleError, NotFound
 from legible_core.folder import CONFIG, TOKENIZER, Card
+from legible_core.prompts import MAX_TEMPLATE, Bos
 from legible_core.reading import Dtype
 from legible_core.registry import check_slug, slug_for
 from legible_core.tokens import Tokenizer
@@ -79,8 +79,8 @@ def add(
 
 def prompts(checkpoint: OrdinaryCheckpoint, tokenizer: Tokenizer) -> list[list[int]]:
     """The ids of the certificate's texts, each with the tokenizer's own beginning, cut to the context."""
-    from legible_core.adapters.text import with_bos
     from legible_core.ordinary.certificate import TEXTS
+    from legible_core.prompts import with_bos
 
     found = [with_bos(tokenizer.encode(text), checkpoint.bos)[: checkpoint.config.context] for text in TEXTS]
     return [ids for ids in found if ids]

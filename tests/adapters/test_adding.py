@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 from app.cli import build
 from legible_core.adapters import source
 from legible_core.adapters.registration import OrdinaryCheckpoint, open_registered
-from legible_core.adapters.text import Bos, render, with_bos
 from legible_core.api import read
 from legible_core.errors import Conflict, Corrupt, LegibleError, NotFound, TooLarge, Unavailable
 from legible_core.ordinary import adding, loading
 from legible_core.pipeline import Engine
+from legible_core.prompts import Bos, render, with_bos
 from legible_core.registry import open_checkpoint, survey
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = """
     errors display figures replace memory axes folder
     units
+    prompts
     tokens token_service
     config
     interventions
@@ -80,7 +81,7 @@ TORCH_FREE = """
     naming.lexicon naming.columns naming.contexts naming.places figures legibility training.history
     evaluation.records evaluation.data evaluation.encode evaluation.journal evaluation.effect causal.records
     editing.results
-    adapters.config adapters.source adapters.text adapters.registration
+    prompts adapters.config adapters.source adapters.registration
     accounting.counts accounting.records accounting.written
 """
 

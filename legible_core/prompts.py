@@ -1,4 +1,4 @@
-"""The exact ids of a prompt for an ordinary model: begin-of-text token and chat template; imports no torch.
+"""The exact ids of an ordinary model's prompt: begin-of-text token and chat template; imports no torch.
 
 A tokenizer's own default says whether a text begins with its begin-of-text token; it stands in the prompt like any
 other token, can be switched, and is never doubled: not when it was typed, not when a template writes it.
