@@ -115,6 +115,10 @@ class Watch:
             yield self._until_stopped(self._see())
             start += len(part)
 
+    def rest(self) -> Seen:
+        """What `watched` has read and not flagged yet, for who leaves it before its end."""
+        return self._see() if self._waiting else self._none
+
     def lost(self) -> dict[str, float]:
         """For each watched quantifier, λ^k: the most that its memory from before a window can change its value there.
 

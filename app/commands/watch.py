@@ -167,6 +167,8 @@ class Run:
             self._progress(watch.count)
             if self.interrupted():
                 break
+        for hit in told.take(watch.rest()):
+            self._hit(hit, generated=hit.token >= len(ids))
         self._note_stop(watch)
         return {"generated": len(written), "text": tokenizer.decode(written), "edited_at": edited}
 

@@ -127,7 +127,11 @@ def often_hit(model: Transformer, ids: list[int], component: Component) -> Monit
     return Monitor("m", (Condition(component, above=float(np.median(written))),))
 
 
-def test_without_gates_the_text_is_that_of_a_plain_continuation_and_every_token_is_flagged_once() -> None:
+def test_without_gates_the_text_is_that_of_a_plain_continuation_and_every_token_is_flagged_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watching, "LAG", 3)
+    monkeypatch.setattr(watching, "LAG_SECONDS", 1e9)
     model = tiny_model()
     ids = random_ids(7).tolist()
     plain = list(continuation(model, ids, SAMPLING))
@@ -140,6 +144,11 @@ def test_without_gates_the_text_is_that_of_a_plain_continuation_and_every_token_
     expected = [value for part in again.read(whole) for value in part.values]
     np.testing.assert_allclose(np.concatenate([step.seen.values for step in steps]), expected, atol=1e-5)
     assert [index for step in steps for index in step.seen.ids] == whole
+    assert len([step for step in steps if step.seen.ids]) == 4, "the prompt, then three at a time, then the last"
+    left = Watch(model, [monitor])
+    part = [next(going) for going in [watched(left, ids, SAMPLING)] for _ in range(3)]
+    seen = [*(step.seen for step in part), left.rest(), left.rest()]
+    assert [index for some in seen for index in some.ids] == whole[: len(ids) + 2]
     stopped = list(watched(Watch(model, [monitor]), ids, SAMPLING, stop={plain[3].id}))
     first = [written.id for written in plain].index(plain[3].id)
     assert [step.written for step in stopped if step.written is not None] == plain[: first + 1]
