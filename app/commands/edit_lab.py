@@ -192,12 +192,14 @@ def circuit(
     as_json: AsJson = False,
 ) -> None:
     """A head that fires on A and writes a private direction; a unit two layers up that reads it and answers B."""
+    from app.commands.read import find
     from legible_core.editing import circuit as made
     from legible_core.editing.site import default_kind
 
-    lab = _open(model, Text(corpus, tokens, windows, length, native), device, out)
-    config = lab.bench.model.config
+    config = find(model).config
     at = config.n_layers - 2 - made.ABOVE if writer is None else writer
+    made.check_writer(config, at)
+    lab = _open(model, Text(corpus, tokens, windows, length, native), device, out)
     strengths, betas = strength or list(made.STRENGTHS), beta or list(made.BETAS)
     counts = [*(positions or []), made.ALL]
     drawn = lab.bench.pairs(pairs, seed)

@@ -17,10 +17,12 @@ from fastapi.responses import HTMLResponse
 
 from app.pages.view import page, twin
 from app.services import Services, services
+from app.urls import Urls, urls_for
 from legible_core.editing.results import EXPERIMENTS, FILE, Experiment, Results, shown
 from legible_core.errors import LegibleError
-from legible_core.naming.tables import Table
+from legible_core.naming.tables import Cell, Table
 from legible_core.registry import Checkpoint
+from legible_core.units import Head, Unit, parse
 
 router = APIRouter(prefix="/models/{slug}/edit-lab", default_response_class=HTMLResponse)
 
@@ -36,6 +38,14 @@ QUESTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
+class LabCell:
+    """A cell's text, and where it leads when it names a unit or a head."""
+
+    text: str
+    href: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ShownTable:
     """A table as text. numbers: which columns hold numbers, to the right."""
 
@@ -43,7 +53,7 @@ class ShownTable:
     title: str
     head: tuple[str, ...]
     numbers: tuple[bool, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: tuple[tuple[LabCell, ...], ...]
     note: str
 
 
@@ -84,7 +94,7 @@ def edit_lab(slug: str, request: Request, services: Annotated[Services, Depends(
     made = EditLabPage(
         title=f"{checkpoint.slug}: what edits do",
         slug=checkpoint.slug,
-        sections=tuple(_section(experiment) for experiment in stored.ordered()),
+        sections=tuple(_section(experiment, checkpoint.slug, urls_for(request)) for experiment in stored.ordered()),
         missing=tuple(
             Section(name, EXPERIMENTS[name], QUESTIONS[name], "", command(name, checkpoint.slug), ())
             for name in _missing(stored)
@@ -120,24 +130,41 @@ def _missing(stored: Results) -> list[str]:
     return [name for name in EXPERIMENTS if name not in stored.experiments]
 
 
-def _section(experiment: Experiment) -> Section:
+def _section(experiment: Experiment, slug: str, urls: Urls) -> Section:
     return Section(
         experiment.name,
         experiment.title,
         QUESTIONS[experiment.name],
         experiment.said,
         experiment.command,
-        tuple(_shown(table) for table in experiment.tables if table.rows),
+        tuple(_shown(table, slug, urls) for table in experiment.tables if table.rows),
     )
 
 
-def _shown(table: Table) -> ShownTable:
-    numbers = tuple(
-        all(not isinstance(row[column], str) or row[column].endswith("%") for row in table.rows)  # type: ignore[union-attr]
-        for column in range(len(table.columns))
-    )
+def _shown(table: Table, slug: str, urls: Urls) -> ShownTable:
+    numbers = tuple(all(_is_number(row[column]) for row in table.rows) for column in range(len(table.columns)))
     rows = tuple(
-        tuple(shown(cell, column in table.shares) for column, cell in zip(table.columns, row, strict=True))
+        tuple(
+            LabCell(shown(cell, column in table.shares), _href(cell, slug, urls))
+            for column, cell in zip(table.columns, row, strict=True)
+        )
         for row in table.rows
     )
     return ShownTable(table.id, table.title, table.columns, numbers, rows, table.note)
+
+
+def _is_number(cell: Cell) -> bool:
+    return not isinstance(cell, str) or cell.endswith(" %")
+
+
+def _href(cell: Cell, slug: str, urls: Urls) -> str | None:
+    """The page of a unit or a head that a cell names by its id; tokens look otherwise."""
+    if not isinstance(cell, str) or not cell.startswith("L"):
+        return None
+    try:
+        component = parse(cell)
+    except LegibleError:
+        return None
+    if isinstance(component, Unit):
+        return urls.unit(slug, component)
+    return urls.head(slug, component) if isinstance(component, Head) else None

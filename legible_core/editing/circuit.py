@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from legible_core.config import ModelConfig
 from legible_core.editing.install import MAX_COST, TOP_RANK, Bench, Pair
 from legible_core.editing.measure import budgets, gathered, outcome, readout, states
 from legible_core.editing.results import Experiment, table
@@ -77,6 +78,16 @@ class Circuit:
     def separation(self) -> float:
         """How many times better B ranks where A is than elsewhere."""
         return self.elsewhere / self.rank
+
+
+def check_writer(config: ModelConfig, writer: int) -> None:
+    """Raise `LegibleError` when a head's layer does not exist, or the layer of its reader."""
+    if not 0 <= writer < config.n_layers - ABOVE:
+        raise LegibleError(
+            f"A head in layer {writer} needs a reader in layer {writer + ABOVE}; this checkpoint's last layer is "
+            f"{config.n_layers - 1}.",
+            code="bad_options",
+        )
 
 
 @torch.no_grad()
@@ -164,13 +175,8 @@ def circuits(
     exist.
     """
     model, ids, text = bench.model, bench.calibration.ids, bench.text
+    check_writer(model.config, writer)
     reader = writer + ABOVE
-    if not writer >= 0 or reader >= model.config.n_layers:
-        raise LegibleError(
-            f"A head in layer {writer} needs a reader in layer {reader}; this checkpoint's last layer is "
-            f"{model.config.n_layers - 1}.",
-            code="bad_options",
-        )
     site = quietest(model.config, reader, activity(model, ids, [reader])[reader], kind)
     clean = states(model, ids, reader)
     found: list[Circuit] = []

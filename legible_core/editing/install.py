@@ -240,8 +240,9 @@ def by_strength(trials: Sequence[Trial], title: str) -> Table:
             float(np.median([getattr(trial, name) for trial in mine]))
             for name in ("before", "rank", "elsewhere_before", "elsewhere", "cost")
         ]
-        share = float(np.median([trial.cost / trial.loss_before for trial in mine]))
-        rows.append([beta, len(mine), *medians, f"{100 * share:.2f} %", np.mean([trial.installed for trial in mine])])
+        share = round(100 * float(np.median([trial.cost / trial.loss_before for trial in mine])), 2) + 0.0
+        installed = np.mean([trial.installed for trial in mine])
+        rows.append([beta, len(mine), *medians, f"{share:.2f} %".replace("-", "−"), installed])
     return table("strength", title, columns, rows, "Medians over pairs and layers; ranks from 1.", ("installed",))
 
 

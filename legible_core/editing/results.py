@@ -160,17 +160,17 @@ def table(
 
 
 def shown(cell: Cell, share: bool = False) -> str:
-    """A cell in words: – for what is undefined, shares as per cent, three or four digits otherwise."""
+    """A cell in words: – for what is undefined, shares as per cent, whole numbers whole, else two or three digits."""
     if cell is None:
         return "–"
     if isinstance(cell, str):
         return cell
     if share:
         return f"{100 * cell:.0f} %"
-    if isinstance(cell, int):
-        return f"{cell:,}".replace("-", "−")
+    if isinstance(cell, int) or cell.is_integer():
+        return f"{cell:,.0f}".replace("-", "−")
     size = abs(cell)
-    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3 if size >= 0.01 or size == 0 else 5
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3 if size >= 0.01 else 5
     return f"{cell:,.{digits}f}".replace("-", "−")
 
 

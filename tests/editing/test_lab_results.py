@@ -52,8 +52,8 @@ def test_other_files_are_refused(tmp_path: Path, change: dict[str, object], said
 
 
 def test_cells_are_shown_with_the_digits_that_they_have() -> None:
-    cells = [None, "L5", 1234, -3, 0.0123, 0.00012, 1.234, 12.34, 1234.5, -0.5, 0.0]
+    cells = [None, "L5", 1234, -3, 0.0123, 0.00012, 1.234, 12.34, 1234.5, -0.5, 0.0, 8.0]
     assert [shown(cell) for cell in cells] == [
-        "–", "L5", "1,234", "−3", "0.012", "0.00012", "1.23", "12.3", "1,234", "−0.500", "0.000",
+        "–", "L5", "1,234", "−3", "0.012", "0.00012", "1.23", "12.3", "1,234", "−0.500", "0", "8",
     ]  # fmt: skip
     assert shown(0.966, share=True) == "97 %"

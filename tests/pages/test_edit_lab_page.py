@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,11 @@ from legible_core.editing.results import EXPERIMENTS, FILE, Experiment, Results,
 
 
 @pytest.fixture
-def stored(site: Site) -> Path:
+def stored(site: Site) -> Iterator[Path]:
     """Two experiments beside the weights, with a hostile token in a cell."""
     made = Results(site.checkpoint.hash)
     for name in ("gains", "install"):
-        rows = [[HOSTILE, 3.0, 0.97], ["units", -0.25, None]]
+        rows = [[HOSTILE, 3.0, 0.97], ["L1.u3", -0.25, None]]
         found = table("t", "Movement", ["edited", "nats", "own up"], rows, f"Note {HOSTILE}", ("own up",))
         made = made.put(Experiment(name, "Said.", f"legible edit-lab {name} {SLUG}", {}, {"n": 1}, (found,)))
     path = made.save(site.checkpoint.path)
@@ -32,11 +33,12 @@ def test_experiments_are_shown_and_the_missing_ones_named(site: Site, stored: Pa
     assert "&lt;script&gt;alert(1)" in page
     assert page.count('<td class="n">97 %</td>') == 2
     assert page.count('<td class="n">−0.250</td>') == 2
+    assert page.count(f'<a href="/models/{SLUG}/units/L1.u3">L1.u3</a>') == 2
     assert f"legible edit-lab circuit {SLUG} --corpus TEXT" in page
     assert f"legible edit-lab gains {SLUG} --corpus TEXT" not in page
     twin = site.client.get(f"/models/{SLUG}/edit-lab.json").json()
     assert [one["name"] for one in twin["experiments"]] == ["gains", "install"]
-    assert twin["experiments"][0]["tables"][0]["rows"][1] == ["units", -0.25, None]
+    assert twin["experiments"][0]["tables"][0]["rows"][1] == ["L1.u3", -0.25, None]
     assert twin["missing"] == ["rank-one", "circuit", "drive", "survival"]
     assert f'href="/models/{SLUG}/edit-lab"' in site.client.get(f"/models/{SLUG}").text
 

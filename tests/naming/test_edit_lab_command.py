@@ -1,0 +1,94 @@
+"""`legible native` and `legible edit-lab` as a person runs them, the whole way, and options that cannot be used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from naming_samples import sample_config, sample_model, text
+from typer.testing import CliRunner
+
+from app.cli import build
+from legible_core.checkpoint import save
+from legible_core.editing.native import NativeTable
+from legible_core.editing.results import Results
+from legible_core.errors import LegibleError
+from legible_core.registry import Checkpoint
+from legible_core.tokens import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: Path, tokenizer: Tokenizer) -> Checkpoint:
+    folder = tmp_path_factory.mktemp("checkpoints") / "sample"
+    return save(folder, sample_model(sample_config(tokenizer.vocab_size)), tokenizer_path, {"title": "S"}, "float32")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(text(0, 1200))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LEGIBLE_DATA_DIR", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def run(*words: object) -> str:
+    result = CliRunner().invoke(build(), [str(word) for word in words])
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_a_table_is_made_where_asked_and_used(
+    checkpoint: Checkpoint, corpus: Path, data_dir: Path, tmp_path: Path
+) -> None:
+    made = json.loads(run("native", checkpoint.path, "--corpus", corpus, "--tokens", 600, "--json"))
+    path = data_dir / "native" / f"{checkpoint.hash}.safetensors"
+    assert made["file"] == str(path)
+    assert NativeTable.load(path, checkpoint.hash).table.shape == (2, made["candidates"], 32)
+    said = run("native", checkpoint.path, "--corpus", corpus, "--tokens", 600, "--out", tmp_path / "own.safetensors")
+    assert "own.safetensors" in said
+    common = ("--corpus", corpus, "--windows", 2, "--length", 16, "--out", tmp_path, "--json")
+    drawn = ("--native", path, "--draws", 1)
+    found = json.loads(run("edit-lab", "survival", checkpoint.path, "--tokens", 600, *drawn, *common))
+    assert [row[0] for row in found["tables"][0]["rows"]] == ["L0", "L1", "final norm"]
+    edits = ("--predictions", 2, "--top", 3, "--alpha", 2, "--windows", 18)
+    found = json.loads(run("edit-lab", "gains", checkpoint.path, "--tokens", 600, *common, *edits))
+    assert found["tables"][0]["rows"][0][:3] == ["units", 2.0, 4]
+    stored = Results.load(tmp_path, checkpoint.hash)
+    assert list(stored.experiments) == ["survival", "gains"]
+    assert "Survival and spill" in run("edit-lab", "show", checkpoint.path, "--out", tmp_path)
+    assert "No experiment was made" in run("edit-lab", "show", checkpoint.path)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("native", "--corpus", "nowhere.txt"), "no text at nowhere.txt"),
+        (("native", "--out", "/nowhere/file"), "no folder /nowhere"),
+        (("edit-lab install", "--length", "33"), "longer than the context of sample, 32"),
+        (("edit-lab install", "--layer", "2"), "no layer 2; use 0 to 1"),
+        (("edit-lab install", "--kind", "gelu"), "give plain or pair"),
+        (("edit-lab drive", "--layer", "1", "--tokens", "400"), "fewer than 2 layers below"),
+        (("edit-lab circuit", "--writer", "0", "--tokens", "400"), "needs a reader in layer 2"),
+        (("edit-lab gains", "--out", "/nowhere"), "no folder /nowhere"),
+        (("edit-lab survival", "--native", "nowhere"), "no layer-native table at nowhere"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(
+    checkpoint: Checkpoint, corpus: Path, words: tuple[str, ...], said: str
+) -> None:
+    options = list(words[1:])
+    if "--corpus" not in options:
+        options += ["--corpus", str(corpus)]
+    if words[0] not in ("native", "edit-lab gains") and "--length" not in options:
+        options += ["--length", "16", "--windows", "2"]
+    if words[0] != "native" and "--tokens" not in options:
+        options += ["--tokens", "400"]
+    with pytest.raises(LegibleError, match=said):
+        run(*words[0].split(), checkpoint.path, *options)
