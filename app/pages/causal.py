@@ -257,7 +257,7 @@ def _job(services: Services, prompt: Prompt, checkpoint: Checkpoint, asked: Aske
     key = _key(prompt.digest, asked)
     job = services.queue.find(key)
     if job is None or (job.state == "done" and job.result is None):
-        payload = {"request": request.to_json(), "slug": prompt.slug, **asked.extra()}
+        payload = {"request": request.to_json(), "slug": prompt.slug, "text": prompt.text, **asked.extra()}
         job = services.queue.submit(_kind(asked.view), key, payload, subject=prompt.digest)
     return job
 

@@ -173,6 +173,13 @@ def _subject(urls: Urls, job: Job) -> tuple[str, str | None]:
     if job.kind == "pair":
         good, bad = str(payload["good"]), str(payload["bad"])
         return f"pair “{clipped(good, 30)}”, “{clipped(bad, 30)}”", urls.pairs(slug, good=good, bad=bad)
+    if job.kind in ("check", "necessity", "sufficiency", "path", "sources") and job.subject and isinstance(asked, dict):
+        where = {name: asked.get(name) for name in ("position", "target", "contrast")}
+        more = {name: payload[name] for name in ("first", "second", "operand") if name in payload}
+        view = None if job.kind == "check" else job.kind
+        href = urls.reading_part(slug, job.subject, "causal", **where, view=view, **more)
+        said = " ".join([{"check": "checks"}.get(job.kind, job.kind), *more.values()])
+        return f"causal {said} of “{clipped(str(payload.get('text', '')), 48)}”", href
     if isinstance(asked, dict) and job.subject and slug:
         text = clipped(str(payload.get("text", "")), 48)
         component = payload.get("component")

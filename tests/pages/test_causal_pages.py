@@ -93,6 +93,8 @@ def test_every_view_is_a_page_and_a_document(site: Site, address: str) -> None:
     assert data["effect"] == pytest.approx(data["direct"] + data["through"] + data["other"])
     page, data = done(site, causal(address, view="sources", operand="L1.p2.A"))
     assert f"{data['credited']['n']} leading sources" in "".join(parsed(page).text)
+    jobs = site.client.get("/jobs").text
+    assert "causal path L0.h1 L1.u3 of" in jobs
     for view in ("path", "sources"):
         form = site.client.get(causal(address, view=view))
         assert form.status_code == 200
