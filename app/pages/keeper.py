@@ -1,9 +1,9 @@
 """Keeps the pages of models, units and heads as bytes while nothing that they show has changed.
 
 Their modules need not know: this stands between the guard and the routes. A page is given again without being made
-while no job has moved, no reading or note was stored and no file of its checkpoint has changed; whatever is posted here
-empties it, and after `MAX_SECONDS` a page is made again in any case. A page that polls is never kept; cookies are told
-apart.
+while no job has moved, no reading, note or vote was stored and no file of its checkpoint has changed; whatever is
+posted here empties it, and after `MAX_SECONDS` a page is made again in any case. A page that polls is never kept;
+cookies are told apart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.pages.kept import TRUST_SECONDS, Kept
 from app.services import Services
-from app.tables import JobEventRow, NoteRevisionRow, RevisionRow
+from app.tables import JobEventRow, NoteRevisionRow, RevisionRow, VoteRow
 from legible_core.errors import LegibleError
 
 MAX_SECONDS = 10.0
@@ -99,7 +99,7 @@ class _Copy:
 
 
 def _mark(services: Services, slug: str) -> Hashable:
-    """What the pages of a checkpoint are made of: its files, and how far jobs, readings and notes are."""
+    """What the pages of a checkpoint are made of: its files, and how far jobs, readings, notes and votes are."""
     try:
         checkpoint = services.catalogue.get(slug)
         files = tuple(sorted((f.name, f.stat().st_mtime_ns, f.stat().st_size) for f in os.scandir(checkpoint.path)))
@@ -109,4 +109,6 @@ def _mark(services: Services, slug: str) -> Hashable:
         events = connection.execute(select(func.max(JobEventRow.id))).scalar()
         readings = connection.execute(select(func.max(RevisionRow.id))).scalar()
         notes = connection.execute(select(func.max(NoteRevisionRow.id))).scalar()
-    return (checkpoint.hash, files, events, readings, notes)
+        counted = select(func.count(), func.max(VoteRow.voted_at))
+        votes = tuple(connection.execute(counted.where(VoteRow.checkpoint_hash == checkpoint.hash)).one())
+    return (checkpoint.hash, files, events, readings, notes, votes)

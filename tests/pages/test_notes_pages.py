@@ -8,6 +8,7 @@ import re
 import pytest
 from page_samples import HOSTILE, SLUG, Site, parsed
 
+from app.pages import keeper
 from app.pages.named import names_of
 from app.pages.people import labels_of
 from legible_core.units import parse
@@ -181,3 +182,23 @@ def test_another_site_can_write_nothing(site: Site) -> None:
     )
     assert answer.status_code == 403
     assert site.services.notes.everything(site.checkpoint.hash) == ([], [])
+
+
+def test_what_another_process_stores_shows_at_the_next_look(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "TRUST_SECONDS", 0.0)
+    monkeypatch.setattr(keeper, "MAX_SECONDS", 1e9)
+    part, label = machine(site)
+    address = f"/models/{SLUG}/units/{UNIT}"
+    while 'hx-trigger="every' in site.client.get(address).text:
+        site.work()
+    made = site.client.get(address).text
+    asked = {"component": part, "label": label}
+    notes, weights = site.services.notes, site.checkpoint.hash
+    for author, vote in (("Ada", "right"), ("Bob", "right"), ("Ada", "wrong")):
+        notes.vote(weights, **asked, author=author, vote=vote)  # not posted here, so nothing is emptied
+        now = site.client.get(address).text
+        assert now != made
+        made = now
+        assert site.client.get(address).text == made
+    notes.save(weights, UNIT, base=0, name="age nouns", text="", author="Ada")
+    assert "age nouns" in site.client.get(address).text
