@@ -101,7 +101,8 @@ class Vector:
         if isinstance(numbers, Vector):
             return numbers
         try:
-            array = np.asarray(numbers, dtype="<f4")
+            with np.errstate(over="ignore"):  # what overflows is refused below
+                array = np.asarray(numbers, dtype="<f4")
         except (TypeError, ValueError, OverflowError):
             raise _bad("its vector must be a list of numbers") from None
         if array.ndim != 1 or not 1 <= array.size <= MAX_VECTOR:
