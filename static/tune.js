@@ -56,7 +56,7 @@
         tr.append(name);
         for (const side of ["before", "after"]) {
           const bar = document.createElement("td");
-          bar.className = "bar";
+          bar.className = "gauge";
           bar.append(drawn(row[`bar_${side}`]));
           const n = document.createElement("td");
           n.className = "n";

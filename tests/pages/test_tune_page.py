@@ -79,7 +79,7 @@ def test_the_sliders_show_the_leading_components_and_both_sides(site: Site, slid
     names = re.findall(r'name="scale:(L[^"]+)"', page)
     assert 8 <= len(names) <= 12
     assert len(set(names)) == len(names)
-    assert page.count('class="bar"') >= 20
+    assert page.count('class="gauge"') >= 20
     before, after = (re.search(rf'id="tune-{side}-probability">([^<]+)<', page) for side in ("before", "after"))
     assert before is not None
     assert after is not None
