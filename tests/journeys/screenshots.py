@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from urllib.parse import urlencode
 
 from journey_samples import PROMPT, ROOT, Server, eventually, serving
 from playwright.sync_api import Page, expect, sync_playwright
@@ -66,11 +67,27 @@ def pages_of(page: Page, server: Server) -> dict[str, str]:
     why = f"{base}/readings/{digest}/why/{operand}?at=9"
     page.goto(why)
     expect(page.locator(".sum")).to_contain_text("residual", timeout=TIMEOUT)
-    answer = page.request.post(
-        f"{base}/values", form={"text": PROMPT, "components": f"{unit},{operand},{head}"},
-        headers={"origin": server.address},
+
+    def ask(path: str, **fields: str) -> str:
+        """Post a form as its page would; the address that the answer leads to."""
+        return page.request.post(
+            server.address + path, form=fields, headers={"origin": server.address}, timeout=TIMEOUT
+        ).url
+
+    model, here = f"/models/{SLUG}", reading.removeprefix(server.address)
+    values = ask(f"{model}/values", text=PROMPT, components=f"{unit},{operand},{head}")
+    going = ask(f"{model}/generate", prompt=PROMPT, tokens="16", temperature="0", seed="0")
+    page.goto(ask(f"{model}/readings", prompt="It was the age of wisdom, it was the"))
+    page.wait_for_url(re.compile(r"position=\d+&target=\d+$"), timeout=TIMEOUT)
+    sides = urlencode({"left": here, "right": page.url.removeprefix(server.address)})
+    sentences = {"good": "The cats that he saw are here.", "bad": "The cats that he saw is here."}
+    pair = f"{base}/pairs?{urlencode(sentences)}"
+    ask(f"{model}/notes/{unit}", revision="0", name="rare nouns", text="Leads here; see its neighbours.", author="Ada")
+    finding = ask(
+        "/findings", title="What leads in the first sentence", author="Ada", items=f"{here}\n{model}/units/{unit}",
+        text="Two items, in the order in which they were found:\n\n- the reading\n- the unit that leads it",
     )  # fmt: skip
-    for settled in (f"{base}/units/{unit}", f"{base}/heads/{head}", f"{reading}&component={head}", answer.url):
+    for settled in (f"{base}/units/{unit}", f"{base}/heads/{head}", f"{reading}&component={head}", values, going, pair):
         page.goto(settled)
         expect(page.locator('[role="status"].state')).to_have_count(0, timeout=TIMEOUT)
     eventually(lambda: all(j["state"] == "done" for j in server.json("/jobs.json")["jobs"]), seconds=TIMEOUT / 1000)
@@ -78,8 +95,10 @@ def pages_of(page: Page, server: Server) -> dict[str, str]:
         "home": server.address, "reading": f"{reading}&component={unit}", "reading-head": f"{reading}&component={head}",
         "unit": f"{base}/units/{unit}", "head": f"{base}/heads/{head}",
         "layer": f"{base}/layers/{layer[1:]}?sort=agreement",
-        "model": base, "models": f"{server.address}/models", "why": why, "values": answer.url,
-        "search": f"{server.address}/search?q=%22+worst%22&side=promote", "compare": f"{server.address}/compare",
+        "model": base, "models": f"{server.address}/models", "why": why, "values": values,
+        "search": f"{server.address}/search?q=%22+worst%22&side=promote",
+        "compare": f"{server.address}/compare?{sides}", "generation": going, "pairs": pair,
+        "notes": f"{base}/notes", "note": f"{base}/notes/{unit}", "findings": finding,
         "words": f"{server.address}/help", "jobs": f"{server.address}/jobs", "runs": f"{server.address}/runs",
         "error": f"{server.address}/nowhere",
     }  # fmt: skip
