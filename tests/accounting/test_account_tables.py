@@ -1,0 +1,117 @@
+"""What is stored of a corpus, as the model's page and the terminal say it; every figure with its quality."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.commands.account import account as command
+from app.commands.account import lines, report
+from app.pages.accounted import accounted, accounting_of, helped_by, quartiles
+from legible_core.accounting import records, written
+from legible_core.accounting.measure import Plan, measure
+from legible_core.accounting.one import document
+from legible_core.accounting.records import Accounting, Quartiles
+from legible_core.errors import LegibleError
+from legible_core.figures import perplexity_text
+from legible_core.pipeline import Engine
+from legible_core.reading import CheckpointRef, ReadingRequest
+from legible_core.units import Unit
+from tests.tiny_models import random_ids, tiny_config, tiny_model
+
+HASH = "c" * 64
+CONFIG = tiny_config(biased=True)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A folder with everything measured of a tiny model; what the pages need of a checkpoint."""
+    folder = tmp_path_factory.mktemp("measured")
+    plan = Plan(sample=20, floor=0.2)
+    measure(
+        tiny_model(CONFIG), random_ids(32 * 40, seed=3).numpy(), "random", None, HASH, folder, plan, lambda *_: None
+    )
+    return SimpleNamespace(path=folder, hash=HASH, slug="tiny", config=CONFIG)
+
+
+def test_every_table_has_its_population_and_the_quality(checkpoint: Any) -> None:
+    stored, missing = accounting_of(checkpoint)
+    assert stored is not None
+    assert missing is None
+    shown = accounted(checkpoint)
+    ids = [table.id for table in shown.tables]
+    assert ids == ["counts", "confidence", "push", "carriage", "depth", "reads", "ordering", "writes"]
+    assert stored.counts is not None
+    assert stored.writes is not None
+    for table in shown.tables:
+        population = stored.writes.population if table.id == "writes" else None
+        assert "perplexity there" in table.said
+        assert "random" in table.said
+        assert population is None or perplexity_text(population.perplexity) in table.said
+        assert all(len(row) == len(table.head) for row in table.rows)
+    n90 = stored.counts.channels.counts["net"]["n90"]
+    assert quartiles(n90) in shown.tables[0].rows[0]
+    assert len(shown.tables[3].rows) == 3
+    said = "\n".join(report(stored))
+    assert "perplexity" in said
+    assert f"{n90.median:.0f}" in said
+
+
+def test_a_unit_says_what_it_helped(checkpoint: Any) -> None:
+    table = written.Written.load(checkpoint.path, HASH, CONFIG)
+    assert table is not None
+    best = int(table.times[table.layout.first_unit :].argmax()) + table.layout.first_unit
+    component = table.layout.component(best)
+    assert isinstance(component, Unit)
+    found = helped_by(checkpoint, component, None)
+    assert found is not None
+    assert found.times == int(table.times[best])
+    assert found.tokens[0].display == f"token {found.tokens[0].id}"
+    assert "perplexity" in found.said
+
+
+def test_what_is_missing_or_spoilt_is_said(checkpoint: Any, tmp_path: Path) -> None:
+    empty = SimpleNamespace(path=tmp_path, hash=HASH, slug="tiny", config=CONFIG)
+    assert "legible account tiny --corpus" in str(accounted(empty).missing)
+    assert helped_by(empty, Unit(0, 0), None) is None
+    (tmp_path / records.FILE).write_text("{", encoding="utf-8")
+    (tmp_path / written.FILE).write_bytes(b"{}")
+    assert "cannot be used" in str(accounted(empty).missing)
+    assert helped_by(empty, Unit(0, 0), None) is None
+    Accounting(checkpoint="d" * 64).write(tmp_path / records.FILE)
+    assert "Not accounted" in str(accounted(empty).missing)
+    assert quartiles(Quartiles.of([])) == "–"
+
+
+@pytest.mark.parametrize("target", range(0, 60, 12))
+def test_the_terminal_says_one_prediction(target: int) -> None:
+    engine = Engine(tiny_model(CONFIG), CheckpointRef(hash=HASH, slug="tiny"))
+    found = document(engine, ReadingRequest(HASH, tuple(random_ids(10).tolist()), target=target))
+    said = "\n".join(lines({**found, "perplexity": 12.5}, shown=3))
+    n90 = found["channels"]["counts"]["net"]["n90"]
+    if n90 is None:
+        assert "not positive" in said
+    else:
+        assert f"n90 = {n90} of 216" in said
+        assert "perplexity is 12.50" in said
+        assert found["members"][0]["id"] in said
+        assert n90 <= 3 or f"{n90 - 3} more" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "Give a prompt"),
+        ({"prompt": "a", "corpus": Path("b")}, "not both"),
+        ({"corpus": Path("nowhere.txt")}, "There is no text at"),
+        ({"corpus": Path(__file__), "target": " a"}, "go with a prompt"),
+        ({"corpus": Path(__file__), "out": Path("nowhere")}, "There is no folder"),
+    ],
+)
+def test_what_the_command_cannot_do_is_one_sentence(given: dict[str, Any], said: str) -> None:
+    defaults = {"prompt": None, "target": None, "position": None, "corpus": None, "out": None, "as_json": False}
+    with pytest.raises(LegibleError, match=said):
+        command("novel-legible", **{**defaults, **given})
