@@ -67,6 +67,12 @@ def load(
     """
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = open_checkpoint(checkpoint)
+    if checkpoint.ordinary:
+        raise LegibleError(
+            f"{checkpoint.slug} is an ordinary model; this command needs a checkpoint that is legible by construction.",
+            code="ordinary",
+            status=422,
+        )
     try:
         tensors = _read(checkpoint)
         tokenizer = tokenizer or Tokenizer.load(checkpoint.tokenizer_path)

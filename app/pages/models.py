@@ -196,7 +196,7 @@ def _model(services: Services, slug: str, urls: Urls, origin: str) -> ModelPage:
         body=_blocks(without_tables(checkpoint.card.body)),
         quality=_quality(checkpoint, names),
         scanned=_scanned(names),
-        missing=missing,
+        missing=None if checkpoint.ordinary else missing,  # no scan reads an ordinary model
         figures=() if names is None else figures_of(checkpoint, names, urls),
         beside="" if names is None else beside(names),
         scan=scan_form(services, checkpoint.slug, urls.scans(checkpoint.slug)),

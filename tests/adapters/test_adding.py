@@ -252,6 +252,13 @@ def test_a_downloaded_snapshot_keeps_its_name_and_commit(folder: Path, tmp_path:
     assert checkpoint.hash == adding.look(folder).hash
 
 
+def test_what_reads_weights_by_their_names_is_refused_an_ordinary_model(added: OrdinaryCheckpoint) -> None:
+    from legible_core.checkpoint import load
+
+    with pytest.raises(LegibleError, match="small is an ordinary model"):
+        load(added)
+
+
 def test_the_workbench_sends_an_ordinary_folder_to_add(folder: Path) -> None:
     with pytest.raises(Corrupt, match="`legible add`"):
         open_checkpoint(folder)
