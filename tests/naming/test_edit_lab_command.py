@@ -61,7 +61,7 @@ def test_a_table_is_made_where_asked_and_used(
     found = json.loads(run("edit-lab", "gains", checkpoint.path, "--tokens", 600, *common, *edits))
     assert found["tables"][0]["rows"][0][:3] == ["units", 2.0, 4]
     stored = Results.load(tmp_path, checkpoint.hash)
-    assert list(stored.experiments) == ["survival", "gains"]
+    assert list(stored.experiments) == ["gains", "survival"]
     assert "Survival and spill" in run("edit-lab", "show", checkpoint.path, "--out", tmp_path)
     assert "No experiment was made" in run("edit-lab", "show", checkpoint.path)
 
