@@ -67,7 +67,8 @@ APP = """
     indexing
     scanning looking generating tuning bounding watching checking
     handlers
-    figures run_figures monitor_figures
+    figures
+    account_figures run_figures monitor_figures
     pages
     main
     commands
@@ -82,7 +83,7 @@ TORCH_FREE = """
     evaluation.records evaluation.data evaluation.encode evaluation.journal evaluation.effect causal.records
     editing.results
     prompts adapters.config adapters.source adapters.registration
-    accounting.counts accounting.records accounting.written
+    accounting.counts accounting.records accounting.written accounting.summary
 """
 
 
