@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from legible_core.units import Activation
-
-FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "sigmoid": torch.sigmoid,
     "softplus": F.softplus,

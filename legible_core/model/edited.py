@@ -49,10 +49,10 @@ def edited_values(
             joint = torch.sigmoid(scores)
             joint = edit_values(joint, here.value_operands, lambda edit: [placed(edit)[1]], here, limit=1.0)
             joint = joint.unflatten(-1, (-1, width))
-            operands = joint.chunk(2, -1) if boolean else (joint,)
+            operands = (joint,)
             if boolean:
-                a, b = operands[0], operands[1]
-                joint = torch.cat([a * b, a * (1.0 - b)], dim=-1)
+                a, b = joint.chunk(2, -1)
+                operands, joint = (a, b), torch.cat([a * b, a * (1.0 - b)], dim=-1)
             parts.append(joint)
         else:
             parts.append(scores.unflatten(-1, (-1, width)))
