@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from journey_samples import PROMPT, SLUG, Server, eventually, serving
 from playwright.sync_api import Browser, Page, expect
@@ -44,8 +45,9 @@ def pages_of(page: Page, server: Server) -> dict[str, str]:
     settled = f"{base}/readings/{digest}/why/L1.p3.A?at=9"
     page.goto(settled)
     expect(page.locator(".sum")).to_contain_text("residual", timeout=TIMEOUT)
+    kept = people_of(page, server, reading)
     eventually(lambda: all(j["state"] in ("done", "failed") for j in server.json("/jobs.json")["jobs"]))
-    return {
+    return kept | {
         "home": server.address, "models": f"{server.address}/models", "model": base, "layer": f"{base}/layers/1",
         "unit": f"{base}/units/L1.u3", "quantifier": f"{base}/units/L1.u30", "head": f"{base}/heads/L1.h2",
         "reading": reading, "unit panel": f"{reading}&component=L1.u3", "head panel": f"{reading}&component=L1.h2",
@@ -54,6 +56,34 @@ def pages_of(page: Page, server: Server) -> dict[str, str]:
         "refused search": f"{server.address}/search?q=foo%3Abar", "jobs": f"{server.address}/jobs",
         "job": f"{server.address}/jobs/1", "runs": f"{server.address}/runs", "words": f"{server.address}/help",
         "error": f"{server.address}/nowhere",
+    }  # fmt: skip
+
+
+def people_of(page: Page, server: Server, reading: str) -> dict[str, str]:
+    """What people make of a reading: beside another, gone on with, as a pair, named, collected, in other pages."""
+    base, here = f"/models/{SLUG}", reading.removeprefix(server.address)
+    going = ask(page, server, f"{base}/generate", prompt=PROMPT, tokens="4", temperature="0", seed="0")
+    other = ask(page, server, f"{base}/readings", prompt="It was the age of wisdom, it was the")
+    page.goto(other)
+    page.wait_for_url(READ, timeout=TIMEOUT)
+    sides = urlencode({"left": here, "right": page.url.removeprefix(server.address)})
+    said = {"revision": "0", "name": "age nouns", "text": "On after *the*.\nTwice.", "author": "Ada"}
+    noted = ask(page, server, f"{base}/notes/L1.u3", **said)
+    finding = ask(
+        page, server, "/findings", title="What leads", author="Ada", items=f"{here}\n{base}/units/L1.u3",
+        text="## Two things\n\n- one\n- `two`\n\n| a | b |\n| --- | --- |\n| 1 | 2 |",
+    )  # fmt: skip
+    pair = f"{server.address}{base}/pairs?" + urlencode({"good": "It was the best", "bad": "It was the worst"})
+    for address in (going, pair):
+        page.goto(address)
+        expect(page.locator("#goes-on[hx-get], #pair[hx-get]")).to_have_count(0, timeout=TIMEOUT)
+    return {
+        "comparison": f"{server.address}/compare?{sides}", "comparisons": f"{server.address}/compare",
+        "generation": going, "generate": f"{server.address}{base}/generate", "pair": pair,
+        "note": noted, "notes": f"{server.address}{base}/notes", "finding": finding,
+        "finding's form": f"{finding}/edit", "findings": f"{server.address}/findings",
+        "embedded reading": f"{reading}&embed=prompt,figure,table,sum", "embedded panel": f"{reading}&embed=panel",
+        "embedded figures": f"{server.address}{base}?embed=figure,table",
     }  # fmt: skip
 
 
@@ -211,3 +241,30 @@ def test_the_tour_comes_once_is_walked_by_keyboard_and_comes_again_when_asked(pa
         tour.get_by_role("button", name="close the tour").click()
         expect(tour).to_be_hidden()
         page.goto("about:blank")
+
+
+def test_a_wide_screen_and_reduced_motion(browser: Browser, data_dir: Path) -> None:
+    """3840 pixels: lines stay short enough to read and nothing sticks out; reduced motion: nothing moves by itself."""
+    context = browser.new_context(viewport={"width": 3840, "height": 2160}, reduced_motion="reduce")
+    page = context.new_page()
+    with serving(data_dir) as server:
+        page.goto(ask(page, server, f"/models/{SLUG}/readings", prompt=PROMPT))
+        page.wait_for_url(READ, timeout=TIMEOUT)
+        for address in (page.url, f"{server.address}/models/{SLUG}", f"{server.address}/help", server.address):
+            page.goto(address)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 3840
+            longest = page.evaluate(
+                """Math.max(0, ...[...document.querySelectorAll('main p')].filter(e => e.innerText.length > 200)
+                    .map(e => e.getBoundingClientRect().width / parseFloat(getComputedStyle(e).fontSize)))"""
+            )
+            assert longest <= 110, f"{address}: a paragraph {longest:.0f} em wide"
+            moving = page.evaluate(
+                """[...document.querySelectorAll('*')].filter(e => {
+                    const s = getComputedStyle(e);
+                    return [s.transitionDuration, s.animationDuration].some(
+                        t => t.split(',').some(one => parseFloat(one) > 0.01));
+                }).map(e => e.outerHTML.slice(0, 80))"""
+            )
+            assert moving == []
+        page.goto("about:blank")
+    context.close()
