@@ -127,7 +127,7 @@ def test_what_was_named_is_summed_up_and_opens_again(reader: Reader, tmp_path: P
             assert token.share == pytest.approx(np.mean(shares), rel=1e-4)
     assert Written.load(tmp_path, "b" * 64, reader.model.config) is None
     with pytest.raises(Corrupt, match="account again"):
-        Written.load(tmp_path, HASH, replace(tiny_config(), vocab_size=3, n_heads=2))
+        Written.load(tmp_path, HASH, replace(tiny_config(biased=True), vocab_size=3))
     (tmp_path / written.FILE).write_bytes(b"\x00" * 20)
     with pytest.raises(Corrupt, match="damaged"):
         Written.load(tmp_path, HASH, reader.model.config)
