@@ -293,13 +293,20 @@ def write(
     module: Any, name: str, activations: Float[Tensor, "b t n"], edits: Sequence[Edit], here: LayerEdits, width: int
 ) -> Float[Tensor, "b t d"]:
     """The matrix `name` applied with its edited columns; `width`: how many columns a head has (1 for units)."""
-    out = linear(module, name, activations)
     if not edits:
-        return out
-    out = out.clone()
-    for where, chosen in _together(edits, here.start, activations):
+        return linear(module, name, activations)
+
+    def product(x: Tensor, chosen: Sequence[Edit]) -> Tensor:
         matrix = edited_matrix(getattr(module, name), chosen, width)
-        out[:, where] = F.linear(activations[:, where], matrix, getattr(module, f"{name}_bias", None))
+        return F.linear(x, matrix, getattr(module, f"{name}_bias", None))
+
+    groups = _together(edits, here.start, activations)
+    if len(groups) == 1 and isinstance(groups[0][0], slice):
+        # The same edits everywhere: one product, and none with the matrix as it is.
+        return product(activations, groups[0][1])
+    out = linear(module, name, activations)
+    for where, chosen in groups:
+        out[:, where] = product(activations[:, where], chosen)
     return out
 
 
@@ -349,6 +356,8 @@ def _together(edits: Sequence[Edit], start: int, x: Tensor) -> list[tuple[Where,
         key = tuple(i for i, e in enumerate(edits) if e.positions is None or start + place in e.positions)
         if key:
             groups.setdefault(key, []).append(place)
+    if [len(places) for places in groups.values()] == [x.shape[1]]:
+        return [(slice(None), [edits[i] for key in groups for i in key])]
     return [(torch.tensor(places, device=x.device), [edits[i] for i in key]) for key, places in groups.items()]
 
 

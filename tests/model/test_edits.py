@@ -16,7 +16,8 @@ from legible_core.config import ModelConfig
 from legible_core.errors import LegibleError
 from legible_core.interventions import Edit, Vector
 from legible_core.interventions_text import parse_edit
-from legible_core.model import Transformer
+from legible_core.model import Transformer, editing
+from legible_core.model.linear import linear
 from legible_core.units import Channel, Down, Head, HeadOperand, Operand, QuantifierOperand, Residual, Unit
 
 LENGTH = 10
@@ -322,6 +323,47 @@ def test_weight_edits_are_the_child_that_they_would_make() -> None:
         # bfloat16: a child would hold the new numbers in bfloat16 too.
         rounded = [m.to_compute(torch.bfloat16)(ids[None], e) for m, e in ((model, edits), (child, []))]
     assert (rounded[0] - rounded[1]).abs().max() < 0.05 * rounded[1].std()
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_columns_edited_at_every_position_are_written_in_one_product(
+    biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(biased=biased)
+    model, d, f, everywhere = tiny_model(config), config.d_model, config.feed_forward.d_ff, tuple(range(LENGTH))
+    ids, x = random_ids(LENGTH)[None], torch.randn(2, LENGTH, d, generator=torch.Generator().manual_seed(0))
+    made: list[tuple[int, ...]] = []
+
+    def plain(module: Any, name: str, given: torch.Tensor) -> torch.Tensor:
+        made.append(given.shape)
+        return linear(module, name, given)
+
+    monkeypatch.setattr(editing, "linear", plain)
+    for positions in (None, everywhere):
+        made.clear()
+        edits = [
+            Edit(Unit(1, 8), "column", vector=vector(d, 2), positions=positions),
+            Edit(Down(1), "rank_one", 0.5, vector=vector(d + f, 3), positions=positions),
+            Edit(Channel(0, 2, 5), "column", vector=vector(d, 4), positions=positions),
+        ]
+        child: Any = copy.deepcopy(model)
+        with torch.no_grad():
+            child.layers[1].feed_forward.down.copy_(
+                editing.edited_matrix(model.layers[1].feed_forward.down, edits[:2], 1)  # type: ignore[arg-type]
+            )
+            child.layers[0].attention.output[:, 2 * config.d_head + 5] = torch.tensor(list(edits[2].vector or ()))
+            # Bit for bit what the plain path makes of the edited matrices.
+            assert torch.equal(model.residual(ids, edits), child.residual(ids))
+        # One plain product each for what has no edit: the attention of layer 1, the feed-forward layer of layer 0.
+        assert len(made) == 2
+    # Some positions: the others are written as they would be without edits.
+    here = editing.LayerEdits(0)
+    part: Any = model.layers[0].attention
+    some = [Edit(Channel(0, 2, 5), "column", vector=vector(d, 4), positions=(1, 3))]
+    with torch.no_grad():
+        found, kept = editing.write(part, "output", x, some, here, config.d_head), linear(part, "output", x)
+    changed = [t for t in everywhere if not torch.equal(found[:, t], kept[:, t])]
+    assert changed == [1, 3]
 
 
 def test_bfloat16_edits_follow_float32_within_its_rounding() -> None:
