@@ -368,7 +368,14 @@ def request_of(prompt: Prompt, asked: Asked) -> ReadingRequest:
     position = len(prompt.ids) - 1 if asked.position is None else asked.position
     dtype: Any = prompt.dtype
     return ReadingRequest(
-        prompt.checkpoint_hash, prompt.ids, position, asked.target, asked.contrast, asked.relative_to, dtype, prompt.edits
+        prompt.checkpoint_hash,
+        prompt.ids,
+        position,
+        asked.target,
+        asked.contrast,
+        asked.relative_to,
+        dtype,
+        prompt.edits,
     )
 
 

@@ -76,7 +76,8 @@ APP = """
 """
 TORCH_FREE = """
     notebook
-    errors display folder memory units tokens token_service config interventions interventions_text reading registry naming.names reads
+    errors display folder memory units tokens token_service config interventions interventions_text reading registry
+    naming.names reads
     compare sampling intervals lineage
     text_stream monitor drift hits
     naming.lexicon naming.columns naming.contexts naming.places figures legibility training.history
