@@ -194,8 +194,8 @@ def look_closer(
         layer: Any = engine.model.layers[read.layer]
         matrix = getattr(getattr(layer, read.sublayer), read.matrix)
         given = row_at(trace, read.id, position)
-        row = (matrix[read.row] if given is None else given[0].to(matrix)).double()
-        direction = row * getattr(layer, f"{read.sublayer}_norm").gain.double()
+        reads = (matrix[read.row] if given is None else given[0].to(matrix)).double()
+        direction = reads * getattr(layer, f"{read.sublayer}_norm").gain.double()
         output = write_matrix(engine.model, trace, through.layer, "attention", position)
         width = slice(through.head * engine.config.d_head, (through.head + 1) * engine.config.d_head)
         columns = (direction - direction.mean()).float() @ output[:, width].float()

@@ -101,7 +101,7 @@ def row_groups(model: Transformer, layer: int) -> Iterator[RowGroup]:
     for kind, name, count in names:
         if count:
             bias = getattr(part, f"{name}_bias", None)
-            function = FUNCTIONS[layout.activation] if kind == "plain" else torch.sigmoid  # type: ignore[index]
+            function = FUNCTIONS[layout.activation] if kind == "plain" else torch.sigmoid
             yield RowGroup(kind, getattr(part, name).float(), None if bias is None else bias.float(), function)
 
 
