@@ -64,7 +64,7 @@ def edits_from_json(text: str) -> tuple[Edit, ...]:
     """Edits of a JSON file: a list whose items are objects (see `Edit.from_json`) or short texts."""
     try:
         data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError, UnicodeDecodeError):
+    except (ValueError, RecursionError):  # ValueError: no JSON, or an integer of more digits than Python reads
         data = None
     if not isinstance(data, list):
         raise LegibleError('Edits in JSON are a list of edits, such as ["L5.u263:zero"].', code="bad_edit")

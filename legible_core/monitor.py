@@ -58,7 +58,7 @@ class Condition:
             if value is not None and not math.isfinite(value):
                 raise _bad(f"{name} of {self.component} is {value!r}, which is no finite number")
         if not 1 <= self.run <= MAX_RUN:
-            raise _bad(f"{self.component} is to hold for {self.run} tokens; 1 to {MAX_RUN:,} are possible")
+            raise _bad(f"{self.component} is to hold for {str(self.run)[:20]} tokens; 1 to {MAX_RUN:,} are possible")
         if not self.requires and self.run > 1:
             raise _bad(f"{self.component} is to hold for {self.run} tokens but has neither above nor below")
         if self.above is not None and self.below is not None and self.above >= self.below:
@@ -153,6 +153,8 @@ class Monitor:
     def __post_init__(self) -> None:
         if not self.name.strip() or len(self.name) > MAX_NAME or any(ord(c) < 32 for c in self.name):
             raise _bad(f"its name must be one line of 1 to {MAX_NAME} characters")
+        if any("\ud800" <= c <= "\udfff" for c in self.name):  # JSON can write one; UTF-8 and so SQL cannot
+            raise _bad("its name holds half of a surrogate pair, which is no text")
         if not any(condition.requires for condition in self.conditions):
             raise _bad("it needs at least one condition with above or below; without, every token would be a hit")
         if len(self.conditions) > MAX_CONDITIONS:

@@ -19,6 +19,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from markupsafe import Markup
 
 from app.collections import MAX_ITEMS, MAX_TEXT, MAX_TITLE, Collection, CollectionCard, Edited, Item
+from app.errors import wants_json
 from app.markdown import rendered
 from app.pages.compare_sides import permalink
 from app.pages.formula import Piece
@@ -230,6 +231,8 @@ def _save(
         parsed = [item_of(services, request, line) for line in lines]
         made = services.collections.save(id, base=revision, title=title, text=text, author=author, items=parsed)
     except LegibleError as error:
+        if wants_json(request.scope):  # a program's: the shared body
+            raise
         there = error.there if isinstance(error, Edited) else None
         now = there.revision if there is not None else revision
         form = _form(

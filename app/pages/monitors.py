@@ -17,6 +17,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from markupsafe import Markup
 
+from app.errors import wants_json
 from app.monitor_figures import Bucket
 from app.monitors import StoredHit, StoredMonitor, Stream
 from app.pages.asking import form_fields
@@ -190,7 +191,7 @@ def _save(services: Services, request: Request, found: StoredMonitor | None, for
             monitor=monitor,
         )  # fmt: skip
     except LegibleError as error:
-        if "definition" in form:  # a program's: the shared body
+        if "definition" in form or wants_json(request.scope):  # a program's: the shared body
             raise
         return page(
             request, "monitors.html", _form(services, request, found=found, typed=form, error=error), error.status

@@ -16,6 +16,7 @@ from fastapi import APIRouter, Depends, Form, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.datastructures import UploadFile
 
+from app.errors import wants_json
 from app.notes import Collision, Note
 from app.notes_file import export_notes, import_notes
 from app.pages.named import names_of
@@ -140,6 +141,8 @@ def save(
     try:
         services.notes.save(checkpoint.hash, str(found), base=revision, name=name, text=text, author=author)
     except LegibleError as error:
+        if wants_json(request.scope):  # a program's: the shared body
+            raise
         there = error.there if isinstance(error, Collision) else None
         made = _page(services, request, checkpoint, found, typed, error, there)
         return page(request, "note.html", made, status=error.status)

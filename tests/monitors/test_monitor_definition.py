@@ -102,6 +102,7 @@ def test_conditions_that_some_values_satisfy_are_never_refused(
     [
         ({"name": "x"}, '"conditions"'),
         ({"name": "", "conditions": [{"component": "L0.u1", "above": 0}]}, "name must be"),
+        ({"name": "a\ud800", "conditions": [{"component": "L0.u1", "above": 0}]}, "surrogate"),
         ({"name": "x", "conditions": [{"component": "L0.u1"}]}, "every token would be a hit"),
         ({"name": "x", "conditions": [{"component": "nobody", "above": 0.1}]}, "no component id"),
         ({"name": "x", "conditions": [{"component": "L0.u1", "above": "0.1"}]}, "must be a number"),

@@ -182,6 +182,8 @@ def test_what_cannot_be_a_monitor_is_refused_beside_what_was_typed(
     answer = shared.client.post("/monitors", data={**FIELDS, **more})
     assert (answer.status_code, said in visible(answer.text)) == (status, True), visible(answer.text)
     assert more.get("conditions", "L1.p2.A above 0.35").strip() in answer.text
+    program = shared.client.post("/monitors", data={**FIELDS, **more}, headers={"accept": "application/json"})
+    assert (program.status_code, said in program.json()["error"]["message"]) == (status, True)
 
 
 def test_texts_and_addresses_that_are_refused(shared: Site) -> None:

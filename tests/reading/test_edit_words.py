@@ -70,6 +70,7 @@ def test_vectors_are_float32_whatever_they_came_from() -> None:
     ("data", "words"),
     [
         ("{}", "a list of edits"),
+        pytest.param(f'["L0.u1:zero", {"9" * 5000}]', "a list of edits", id="more digits than Python reads"),
         ("[3]", "needs component and operation"),
         ('[{"component": "L0.u1", "operation": "zero", "when": 3}]', "not 'when'"),
         ('[{"component": "L0.u1", "operation": "scale", "value": NaN}]', "not a finite number"),
