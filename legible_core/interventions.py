@@ -243,8 +243,8 @@ class Edit:
         for position in self.positions or ():
             if position >= n_tokens:
                 raise _bad(
-                    f"position {position} of edit {component} lies past the prompt, whose tokens have positions "
-                    f"0 to {n_tokens - 1}"
+                    f"position {str(position)[:20]} of edit {component} lies past the prompt, whose tokens have "
+                    f"positions 0 to {n_tokens - 1}"
                 )
         self._check_kind(config, kind)
         self._check_width(config)

@@ -26,6 +26,7 @@ from legible_core.units import Head, Unit, parse
 
 router = APIRouter(prefix="/models/{slug}/edit-lab", default_response_class=HTMLResponse)
 
+REFUSED = "{slug} is an ordinary model; these experiments need a checkpoint that is legible by construction."
 # What each experiment asks, in words.
 QUESTIONS = {
     "gains": "Does a louder component move the tokens that its write column names, and no others?",
@@ -83,7 +84,8 @@ def edit_lab_json(slug: str, services: Annotated[Services, Depends(services)]) -
     """The stored experiments in full, as numbers."""
     checkpoint = services.catalogue.get(slug)
     stored, refused = stored_of(checkpoint)
-    return twin({**stored.to_json(), "slug": checkpoint.slug, "missing": _missing(stored), "refused": refused})
+    missing = _missing(checkpoint, stored)
+    return twin({**stored.to_json(), "slug": checkpoint.slug, "missing": missing, "refused": refused})
 
 
 @router.get("")
@@ -97,7 +99,7 @@ def edit_lab(slug: str, request: Request, services: Annotated[Services, Depends(
         sections=tuple(_section(experiment, checkpoint.slug, urls_for(request)) for experiment in stored.ordered()),
         missing=tuple(
             Section(name, EXPERIMENTS[name], QUESTIONS[name], "", command(name, checkpoint.slug), ())
-            for name in _missing(stored)
+            for name in _missing(checkpoint, stored)
         ),
         refused=refused,
     )
@@ -106,6 +108,8 @@ def edit_lab(slug: str, request: Request, services: Annotated[Services, Depends(
 
 def stored_of(checkpoint: Checkpoint) -> tuple[Results, str | None]:
     """What is stored beside a checkpoint, and why a file that is there cannot be used."""
+    if checkpoint.ordinary:
+        return Results(checkpoint.hash), REFUSED.format(slug=checkpoint.slug)
     try:
         stamp = (checkpoint.path / FILE).stat().st_mtime_ns
     except OSError:
@@ -126,7 +130,9 @@ def command(name: str, slug: str) -> str:
     return f"legible edit-lab {name} {slug} --corpus TEXT"
 
 
-def _missing(stored: Results) -> list[str]:
+def _missing(checkpoint: Checkpoint, stored: Results) -> list[str]:
+    if checkpoint.ordinary:  # no experiment takes one, so no command is said
+        return []
     return [name for name in EXPERIMENTS if name not in stored.experiments]
 
 

@@ -40,6 +40,11 @@ def test_its_page_says_what_it_is_and_shows_the_certificate(site: Site) -> None:
         assert said in page, said
     assert '<h2 id="scan">' not in page
     assert "no legibility figure" not in page
+    for refused in ("Judged on", "legible eval", "what edits do"):
+        assert refused not in page, refused
+    lab = text_of(site, "/models/tiny/edit-lab")
+    assert "tiny is an ordinary model" in lab
+    assert "legible edit-lab gains" not in lab
     assert "ordinary Gemma 2" in text_of(site, "/models")
     twin = site.client.get("/models/tiny.json").json()
     assert twin["ordinary"] is True
