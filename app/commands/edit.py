@@ -14,6 +14,7 @@ from legible_core.errors import Conflict, LegibleError
 
 if TYPE_CHECKING:
     from legible_core.interventions import Edit
+    from legible_core.registry import Checkpoint
 
 CHILDREN = "children"
 
@@ -45,10 +46,8 @@ def edit(
     as_json: Annotated[bool, typer.Option("--json", help="Print the child as JSON.")] = False,
 ) -> None:
     """Write edits into a copy of a checkpoint's weights, and add it as a checkpoint whose card names both."""
-    from app.commands.models import add_checkpoint
     from app.commands.read import find
-    from app.services import opened
-    from legible_core.registry import check_slug, slug_for
+    from legible_core.registry import slug_for
 
     wanted = given_edits(edits or [], file)
     if slug is None and out is None:
@@ -58,24 +57,55 @@ def edit(
             f"Weights cannot be stored as {dtype!r}; use float32, bfloat16 or float16.", code="bad_dtype"
         )
     parent = find(model)
-    name = check_slug(slug if slug is not None else slug_for(Path(str(out))))
-    folder = out if out is not None else settings.data_dir / CHILDREN / name
-    with opened(settings) as services:
-        for entry in services.catalogue.entries():
-            if entry.slug == name:
-                raise Conflict(f"The slug {name!r} is taken; choose another with --slug.")
-        if folder.exists():
-            raise Conflict(f"{folder} exists already; choose another slug, or another folder with --out.")
-        from legible_core.child import save_child
-
-        saved = save_child(parent, wanted, folder, dtype=dtype)  # type: ignore[arg-type]
-        child = add_checkpoint(services, saved.path, name)
+    child = made_child(settings, parent, wanted, slug if slug is not None else slug_for(Path(str(out))), out, dtype)
     if as_json:
         typer.echo(json.dumps(child.to_json(), ensure_ascii=False, indent=2))
         return
-    said = f"{len(wanted)} edit" + ("s" if len(wanted) > 1 else "")
-    typer.echo(f"Saved {child.slug}, a child of {parent.slug} under {said}: {child.hash[:12]}, {child.path}")
-    typer.echo(f'Read it with: legible read {child.slug} "It was the best of times, it was the"')
+    typer.echo(saved_text(child, parent, wanted))
+
+
+def free_folder(settings: Settings, slug: str, out: Path | None = None) -> Path:
+    """Where a child of this slug would be saved; raises `LegibleError` for no slug, `Conflict` where one is there."""
+    from app.services import opened
+    from legible_core.registry import check_slug
+
+    name = check_slug(slug)
+    folder = out if out is not None else settings.data_dir / CHILDREN / name
+    with opened(settings) as services:
+        if any(entry.slug == name for entry in services.catalogue.entries()):
+            raise Conflict(f"The slug {slug!r} is taken; choose another.")
+    if folder.exists():
+        raise Conflict(f"{folder} exists already; choose another slug, or another folder with --out.")
+    return folder
+
+
+def made_child(
+    settings: Settings,
+    parent: Checkpoint,
+    edits: tuple[Edit, ...],
+    slug: str,
+    out: Path | None = None,
+    dtype: str | None = None,
+) -> Checkpoint:
+    """Save the child of a checkpoint under these edits and add it under its slug; raises what `save_child` raises."""
+    from app.commands.models import add_checkpoint
+    from app.services import opened
+
+    folder = free_folder(settings, slug, out)
+    from legible_core.child import save_child
+
+    saved = save_child(parent, edits, folder, dtype=dtype)  # type: ignore[arg-type]
+    with opened(settings) as services:
+        return add_checkpoint(services, saved.path, slug)
+
+
+def saved_text(child: Checkpoint, parent: Checkpoint, edits: tuple[Edit, ...]) -> str:
+    """What was saved, and how to read it."""
+    said = f"{len(edits)} edit" + ("s" if len(edits) > 1 else "")
+    return (
+        f"Saved {child.slug}, a child of {parent.slug} under {said}: {child.hash[:12]}, {child.path}\n"
+        f'Read it with: legible read {child.slug} "It was the best of times, it was the"'
+    )
 
 
 def given_edits(texts: list[str], file: Path | None) -> tuple[Edit, ...]:

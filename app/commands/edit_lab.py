@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from app.commands.edit_lab_child import Child, check_slug, saving
 from legible_core.errors import LegibleError, NotFound
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ Native = Annotated[
     Path | None, typer.Option(help="A layer-native table made by `legible native`; default: made of the first half.")
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder for edit-lab.json; default: the checkpoint's own.")]
+Save = Annotated[
+    str | None, typer.Option(help="Also save the cheapest edit that counts as installed, as a child of this name.")
+]
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:N.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the experiment as JSON.")]
 
@@ -112,6 +116,7 @@ def install(
     length: Length = 128,
     native: Native = None,
     seed: Seed = 0,
+    save: Save = None,
     out: Out = None,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -120,6 +125,7 @@ def install(
     from legible_core.editing import install as made
     from legible_core.editing.site import default_kind
 
+    check_slug(save)
     lab = _open(model, Text(corpus, tokens, windows, length, native), device, out)
     config = lab.bench.model.config
     chosen, places, betas = _kind(kind), _layers(lab, layer), beta or list(made.BETAS)
@@ -134,7 +140,7 @@ def install(
             arms["plain unit" if name == "plain" else "pair"] = list(_counted(trials, advance))
     settings = {"pairs": len(drawn), "layers": places, "betas": betas, "quantile": quantile, "seed": seed}
     said = made.experiment("install", arms, _command(), settings, lab.where, lab.tokenizer.display)
-    _finish(lab, said, out, as_json)
+    _finish(lab, said, out, as_json, saving(lab.checkpoint, lab.tokenizer.display, save, arms))
 
 
 def rank_one(
@@ -149,6 +155,7 @@ def rank_one(
     length: Length = 128,
     native: Native = None,
     seed: Seed = 0,
+    save: Save = None,
     out: Out = None,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -156,6 +163,7 @@ def rank_one(
     """The same associations as a rank-one update of a down-projection, on the same axes."""
     from legible_core.editing import install as made
 
+    check_slug(save)
     lab = _open(model, Text(corpus, tokens, windows, length, native), device, out)
     places, betas = _layers(lab, layer), beta or list(made.BETAS)
     drawn = lab.bench.pairs(pairs, seed)
@@ -166,7 +174,7 @@ def rank_one(
             arms[name] = list(_counted(trials, advance))
     settings = {"pairs": len(drawn), "layers": places, "betas": betas, "seed": seed}
     said = made.experiment("rank-one", arms, _command(), settings, lab.where, lab.tokenizer.display)
-    _finish(lab, said, out, as_json)
+    _finish(lab, said, out, as_json, saving(lab.checkpoint, lab.tokenizer.display, save, arms))
 
 
 def circuit(
@@ -332,16 +340,23 @@ def _open(model: str, text: Text, device: str, out: Path | None, *, native: bool
     return Lab(checkpoint, tokenizer, Bench(loaded, calibration, held_out, table), where)
 
 
-def _finish(lab: Lab, experiment: Experiment, out: Path | None, as_json: bool) -> None:
-    """Store the experiment beside the others of the checkpoint, and print it."""
+def _finish(
+    lab: Lab, experiment: Experiment, out: Path | None, as_json: bool, save: Callable[[], Child] | None = None
+) -> None:
+    """Store the experiment beside the others of the checkpoint, print it, and save the child that was asked for."""
+    from app.commands.edit import saved_text
     from legible_core.editing.results import Results, text
 
     folder = out or lab.checkpoint.path
     path = Results.load(folder, lab.checkpoint.hash).put(experiment).save(folder)
-    if as_json:
-        typer.echo(json.dumps(experiment.to_json(), ensure_ascii=False, allow_nan=False))
-    else:
+    if not as_json:
         typer.echo(text(experiment) + f"\n\nwritten to {path}")
+    child = save() if save is not None else None
+    if as_json:
+        saved = {} if child is None else {"child": {**child.saved.to_json(), "association": child.words}}
+        typer.echo(json.dumps({**experiment.to_json(), **saved}, ensure_ascii=False, allow_nan=False))
+    elif child is not None:
+        typer.echo(f"{child.words}\n{saved_text(child.saved, lab.checkpoint, child.edits)}")
 
 
 def _layers(lab: Lab, given: list[int] | None) -> list[int]:
@@ -361,13 +376,15 @@ def _kind(given: str | None) -> Any:
 
 
 def _command() -> str:
-    """This very call, for whoever wants to make it again; file names without their folders."""
+    """This very call, for whoever wants to make it again; file names without their folders, and without --save."""
     import sys
 
-    words = [Path(word).name if "/" in word and Path(word).exists() else word for word in sys.argv[1:]]
-    while "--out" in words:
-        place = words.index("--out")
-        del words[place : place + 2]
+    given = [part for word in sys.argv[1:] for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    words = [Path(word).name if "/" in word and Path(word).exists() else word for word in given]
+    for option in ("--out", "--save"):
+        while option in words:
+            place = words.index(option)
+            del words[place : place + 2]
     return shlex.join(["legible", *(word for word in words if word != "--json")])
 
 

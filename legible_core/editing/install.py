@@ -13,7 +13,7 @@ compared is the frontier: the best rank of B where A occurs, for each budget of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,10 @@ Edits = Callable[[float], list[Edit]]
 
 @dataclass(frozen=True)
 class Trial:
-    """One edit. Ranks of the target are medians, where the key is the current token and elsewhere; loss in nats."""
+    """One edit. Ranks of the target are medians, where the key is the current token and elsewhere; loss in nats.
+
+    edits: what was done to the model, which `save_child` can write into weights.
+    """
 
     pair: Pair
     layer: int
@@ -57,6 +60,7 @@ class Trial:
     elsewhere: float
     loss_before: float
     loss: float
+    edits: tuple[Edit, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def cost(self) -> float:
@@ -186,10 +190,11 @@ def _sweep(bench: Bench, pair: Pair, layer: int, edits: Edits, betas: Sequence[f
     where = bench.text.current(pair[0])
     before = outcome(bench.model, bench.text, pair[1])
     for beta in betas:
-        after = outcome(bench.model, bench.text, pair[1], edits(beta))
+        made = edits(beta)
+        after = outcome(bench.model, bench.text, pair[1], made)
         yield Trial(
             pair, layer, beta, before.rank(where), after.rank(where), before.rank(~where), after.rank(~where),
-            before.loss, after.loss,
+            before.loss, after.loss, tuple(made),
         )  # fmt: skip
 
 
@@ -217,6 +222,18 @@ def cheapest(trials: Sequence[Trial]) -> list[Trial]:
         if reached:
             found.append(min(reached, key=lambda trial: trial.cost))
     return found
+
+
+def worth_saving(trials: Sequence[Trial]) -> Trial:
+    """Of the edits that count as installed the one that costs least; raises `LegibleError` where none counts."""
+    counting = [trial for trial in trials if trial.installed]
+    if not counting:
+        raise LegibleError(
+            f"None of these {len(trials)} edits counts as installed, so no child was saved; try another --beta, "
+            "--layer or --seed.",
+            code="not_installed",
+        )
+    return min(counting, key=lambda trial: trial.cost)
 
 
 def frontier(arms: Mapping[str, Sequence[Trial]]) -> Table:

@@ -10,6 +10,7 @@ import torch
 from lab_samples import LENGTH, WINDOWS, bench, ids, token_model, unlikely
 from tiny_models import VOCAB, designs, tiny_config, tiny_model
 
+from legible_core.child import bake
 from legible_core.config import ModelConfig
 from legible_core.editing import install as made
 from legible_core.editing.install import Bench, Trial
@@ -83,6 +84,26 @@ def test_an_association_is_installed_where_it_is_aimed() -> None:
     assert strong.rank <= 3
     assert strong.elsewhere > 20
     assert abs(weak.cost) < 0.1 < abs(strong.cost)
+
+
+@pytest.mark.parametrize("config", [None, BIASED])
+def test_the_cheapest_installed_edit_is_a_child_with_the_same_outcome(config: ModelConfig | None) -> None:
+    lab = bench(config)
+    target = unlikely(lab)
+    kind: SiteKind = "plain" if config is None else "pair"
+    trials = list(made.install(lab, [(11, target)], [2], kind=kind, betas=(0.001, 4.0, 64.0)))
+    trials += made.rank_one(lab, [(11, target)], [2], betas=(8.0,))
+    assert not trials[0].installed
+    # One of each way is written into weights; a row, columns and an outer product are all that there is.
+    for trial in (trials[1], trials[-1]):
+        child = outcome(bake(lab.model, trial.edits), lab.text, target)
+        assert child.loss == pytest.approx(trial.loss, rel=1e-5)
+        assert child.rank(lab.text.current(11)) == trial.rank
+    counting = [trial for trial in trials if trial.installed]
+    assert counting
+    assert made.worth_saving(trials).cost == min(trial.cost for trial in counting)
+    with pytest.raises(LegibleError, match="None of these 1 edits counts as installed"):
+        made.worth_saving(trials[:1])
 
 
 def test_a_rank_one_update_writes_the_value_once_at_the_mean_key() -> None:

@@ -6,14 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from naming_samples import sample_config, sample_model, text
 from typer.testing import CliRunner
 
 from app.cli import build
-from legible_core.checkpoint import save
+from app.commands.read import find
+from legible_core.checkpoint import load, save
+from legible_core.editing import install
 from legible_core.editing.native import NativeTable
 from legible_core.editing.results import Results
-from legible_core.errors import LegibleError
+from legible_core.errors import Conflict, LegibleError
+from legible_core.lineage import lineage
 from legible_core.registry import Checkpoint
 from legible_core.tokens import Tokenizer
 
@@ -64,6 +68,41 @@ def test_a_table_is_made_where_asked_and_used(
     assert list(stored.experiments) == ["gains", "survival"]
     assert "Survival and spill" in run("edit-lab", "show", checkpoint.path, "--out", tmp_path)
     assert "No experiment was made" in run("edit-lab", "show", checkpoint.path)
+
+
+def test_an_installed_association_is_saved_as_a_child(
+    checkpoint: Checkpoint, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = tmp_path / "long.txt"
+    corpus.write_text(text(0, 2400))
+    words: tuple[object, ...] = ("edit-lab", "install", checkpoint.path, "--corpus", corpus, "--windows", 150)
+    words += ("--length", 16, "--layer", 1, "--pairs", 2, "--kind", "plain", "--out", tmp_path)
+    monkeypatch.setattr("sys.argv", ["legible", *map(str, words), "--save", "linked", f"--corpus={corpus}"])
+    with monkeypatch.context() as patched:
+        # A model of random weights hardly answers an edit of one unit, so any rank counts here.
+        patched.setattr(install, "TOP_RANK", tokenizer.vocab_size)
+        made = json.loads(run(*words, "--beta", 4, "--beta", 16, "--save", "linked", "--json"))
+    # The stored command says no folder, and makes no child a second time.
+    assert "--save" not in made["command"]
+    assert made["command"].endswith("--corpus long.txt")
+    assert str(corpus.parent) not in made["command"]
+    child = find("linked")
+    assert (made["child"]["hash"], made["child"]["slug"]) == (child.hash, "linked")
+    origin = lineage(child)
+    assert origin is not None
+    assert origin.parent == checkpoint.hash
+    edits = origin.edits
+    assert [edit.operation for edit in edits] == ["row", "column"]
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        wanted, plain = load(checkpoint)(ids, edits), load(checkpoint)(ids)
+        assert torch.allclose(load(child)(ids), wanted, atol=1e-4)
+        assert not torch.allclose(plain, wanted, atol=1e-3)
+    with pytest.raises(Conflict, match="'linked' is taken"):
+        run(*words, "--save", "linked")
+    with pytest.raises(LegibleError, match="counts as installed, so no child was saved"):
+        run(*words, "--beta", 4, "--save", "weak")
+    assert "0 of 2 pairs" in Results.load(tmp_path, checkpoint.hash).experiments["install"].said
 
 
 @pytest.mark.parametrize(
