@@ -349,7 +349,7 @@ def test_columns_edited_at_every_position_are_written_in_one_product(
         child: Any = copy.deepcopy(model)
         with torch.no_grad():
             child.layers[1].feed_forward.down.copy_(
-                editing.edited_matrix(model.layers[1].feed_forward.down, edits[:2], 1)  # type: ignore[arg-type]
+                editing.edited_matrix(model.layers[1].feed_forward.down, edits[:2], 1)
             )
             child.layers[0].attention.output[:, 2 * config.d_head + 5] = torch.tensor(list(edits[2].vector or ()))
             # Bit for bit what the plain path makes of the edited matrices.
