@@ -35,8 +35,12 @@ if TYPE_CHECKING:
     from legible_core.pipeline import Engine
     from legible_core.registry import Checkpoint
 
-# What an ordinary model can be asked: it has no operands, and so nothing that is measured or changed in them.
-ORDINARY = frozenset({"read", "head", "component", "patterns", "values", "generate", "pair", "account", "similar"})
+# What an ordinary model can be asked: it has no operands, and so nothing that is measured or changed in them. Its heads
+# and units can be removed and scaled like any others; sufficiency, which is not searched in one, says so itself.
+ORDINARY = frozenset(
+    {"read", "head", "component", "patterns", "values", "generate", "pair", "account", "similar"}
+    | {"check", "necessity", "sufficiency", "path", "tune"}
+)
 
 
 def handlers(settings: Settings) -> Mapping[str, Handler]:

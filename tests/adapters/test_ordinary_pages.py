@@ -95,3 +95,21 @@ def test_what_needs_operands_is_refused_with_the_reason(site: Site) -> None:
     answer = site.client.get(f"/models/tiny/readings/{digest}/why/L0.p3.A", follow_redirects=True)
     assert answer.status_code >= 400
     assert "Traceback" not in answer.text
+
+
+def test_its_heads_and_units_are_removed_and_scaled_from_the_pages(site: Site) -> None:
+    address = site.read("It was the best of times")
+    base, _, query = address.partition("?")
+    for part in ("causal", "tune"):
+        site.client.get(f"{base}/{part}?{query}")
+        site.work()
+        answer = site.client.get(f"{base}/{part}.json?{query}")
+        assert (answer.status_code, "job" in answer.json()) == (200, False), answer.text
+    checks = site.client.get(f"{base}/causal.json?{query}").json()["checks"]
+    assert any(check["removals"] for check in checks)
+    assert text_of(site, address).count("removed") > 0
+    site.client.get(f"{base}/causal?{query}&view=sufficiency")
+    site.work()
+    said = site.client.get(f"{base}/causal?{query}&view=sufficiency").text
+    assert "done in batches only" in said
+    assert "Traceback" not in said
