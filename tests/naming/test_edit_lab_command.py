@@ -71,10 +71,8 @@ def test_a_table_is_made_where_asked_and_used(
 
 
 def test_an_installed_association_is_saved_as_a_child(
-    checkpoint: Checkpoint, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint, corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    corpus = tmp_path / "long.txt"
-    corpus.write_text(text(0, 2400))
     words: tuple[object, ...] = ("edit-lab", "install", checkpoint.path, "--corpus", corpus, "--windows", 150)
     words += ("--length", 16, "--layer", 1, "--pairs", 2, "--kind", "plain", "--out", tmp_path)
     monkeypatch.setattr("sys.argv", ["legible", *map(str, words), "--save", "linked", f"--corpus={corpus}"])
@@ -84,7 +82,7 @@ def test_an_installed_association_is_saved_as_a_child(
         made = json.loads(run(*words, "--beta", 4, "--beta", 16, "--save", "linked", "--json"))
     # The stored command says no folder, and makes no child a second time.
     assert "--save" not in made["command"]
-    assert made["command"].endswith("--corpus long.txt")
+    assert made["command"].endswith("--corpus text.txt")
     assert str(corpus.parent) not in made["command"]
     child = find("linked")
     assert (made["child"]["hash"], made["child"]["slug"]) == (child.hash, "linked")
