@@ -127,7 +127,8 @@ def test_a_config_survives_its_json(family: tuple[OrdinaryModel, Any, torch.Tens
 
 
 def test_bfloat16_closes_within_its_own_tolerance() -> None:
-    hf = hf_model("llama").to(torch.bfloat16)
+    # One whose sum closes with room to spare: such a model rounds its own residual stream, see docs/ordinary.md.
+    hf = hf_model("qwen2").to(torch.bfloat16)
     rows = certificate.reference(hf, [IDS.tolist()])
     model = bridged(hf, from_hugging_face(hf.config))
     made = certificate.certify(model, rows, "bfloat16")
