@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TEST_PROCESSES ?= 2
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: serve test bench lint clean
@@ -10,7 +11,7 @@ serve: $(VENV)/.run            ## migrate the database, start web and worker, op
 	$(BIN)/legible serve --open
 
 test: $(VENV)/.dev lint        ## lint, types, every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
