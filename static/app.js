@@ -30,6 +30,7 @@
     document.getElementById("unreached")?.remove();
     const box = document.createElement("div");
     box.id = "unreached";
+    if (place) box.dataset.asked = "";
     box.className = "state fault";
     box.setAttribute("role", "alert");
     const text = document.createElement("p");
@@ -45,12 +46,17 @@
     silences += 1;
     const status = event.detail?.ctx?.response?.status;
     why = status ? `The server answered with an error (${status}).` : "The server does not answer; it may have stopped.";
+    // What a person asked for and did not get keeps its button, whatever goes on polling beside it.
+    if (document.querySelector("#unreached[data-asked]")) return;
     const desk = event.detail?.ctx?.target?.id === "desk";
     offerAgain(desk ? document.getElementById("panel") : null, () => location.reload());
   };
   document.addEventListener("htmx:error", onSilence);
   document.addEventListener("htmx:response:error", onSilence);
-  document.addEventListener("htmx:after:swap", () => document.getElementById("unreached")?.remove());
+  document.addEventListener("htmx:after:swap", (event) => {
+    const told = document.getElementById("unreached");
+    if (told && (told.dataset.asked === undefined || event.detail?.ctx?.target?.id === "desk")) told.remove();
+  });
 
   document.addEventListener("click", (event) => {
     const link = event.target.closest("a[href]");
