@@ -71,7 +71,7 @@ def test_add_registers_and_models_says_why_a_broken_one_is_refused(shipped: Path
 
 
 def test_add_refuses_what_load_would(shipped: Path, folder: Path) -> None:
-    with pytest.raises(NotFound, match="There is no checkpoint folder"):
+    with pytest.raises(NotFound, match="is neither a folder here nor a hub name; give a folder"):
         legible("add", str(folder / "none"))
     with pytest.raises(LegibleError, match=r"The slug '\.\./x' is not usable"):
         legible("add", str(folder), "--slug", "../x")

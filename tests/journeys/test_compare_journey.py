@@ -27,6 +27,7 @@ def test_the_two_checkpoints_on_the_papers_sentence(page: Page, tmp_path: Path) 
         sides = page.locator(".sides section h2")
         expect(sides.first).to_contain_text("novel-legible", timeout=TIMEOUT)
         expect(sides.nth(1)).to_contain_text("novel-gelu")
+        expect(page.locator("main table").first).to_be_visible(timeout=TIMEOUT)  # both are read
         for width, name in ((1280, "wide"), (390, "narrow")):
             page.set_viewport_size({"width": width, "height": 900})
             picture = page.screenshot(path=tmp_path / f"{name}.png", full_page=True)

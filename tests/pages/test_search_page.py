@@ -346,7 +346,7 @@ def test_pages_of_units_are_kept_until_something_that_they_show_changes(
             again = site.client.get(address)
         assert (again.text, again.headers) == (first.text, first.headers)
         asked = [statement for statement in seen if statement.startswith("SELECT")]
-        assert len(asked) <= 3, "the newest event, reading and note"
+        assert len(asked) <= 4, "the newest event, reading, note and vote"
         assert site.client.get(address, headers={"authorization": ""}).status_code == 401, "kept behind the guard"
         site.read("it was the best of times")
         with counting(site) as seen:
