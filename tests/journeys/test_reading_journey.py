@@ -29,6 +29,8 @@ def test_home_to_permalink_restart_and_the_same_page_again(page: Page, data_dir:
         expect(page.locator(".sum")).to_contain_text("residual")
         assert page.evaluate("window.loadedOnce"), "the reading appears without a reload"
         address, port = page.url, server.port
+        expect(page.locator(".contributors th", has_text="removed")).to_be_visible(timeout=TIMEOUT)
+        page.goto(address)
         before = seen(page)
         assert before["figure"].count("<rect") >= 3 * 4
         choose_and_go_back(page)
