@@ -8,7 +8,6 @@ loss's own error.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -109,6 +108,7 @@ def paired(checkpoints: list[Checkpoint], corpus: Path, tokens: int, device: str
     import numpy as np
 
     from app.scanning import corpus_ids
+    from legible_core.evaluation.statistics import mean
 
     first = checkpoints[0]
     for other in checkpoints[1:]:
@@ -130,9 +130,17 @@ def paired(checkpoints: list[Checkpoint], corpus: Path, tokens: int, device: str
     for checkpoint in checkpoints:
         losses = np.array(list(_losses(checkpoint, ids, device)))
         base = losses if base is None else base
-        row: dict[str, Any] = {"corpus": name, "tokens": len(ids), "loss": losses.mean(), "loss_se": _error(losses)}
-        row["difference"], row["difference_se"] = (losses - base).mean(), _error(losses - base)
-        found.append({key: float(x) if isinstance(x, np.floating) else x for key, x in row.items()})
+        loss, difference = mean(losses), mean(losses - base)
+        found.append(
+            {
+                "corpus": name,
+                "tokens": len(ids),
+                "loss": loss.value,
+                "loss_se": loss.se,
+                "difference": difference.value,
+                "difference_se": difference.se,
+            }
+        )
     return found
 
 
@@ -151,11 +159,6 @@ def _losses(checkpoint: Checkpoint, ids: Any, device: str) -> Iterator[float]:
     for part in track(whole, checkpoint.slug, console=Console(stderr=True), transient=True):
         _, losses = observe(model, part)
         yield from (float(np.nanmean(row)) for row in losses.reshape(part.ids.shape))
-
-
-def _error(values: np.ndarray) -> float | None:
-    """Standard error of a mean; None of a single value."""
-    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
 
 
 # ---- in the terminal -------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from legible_core.tokens import Tokenizer
 
 SHOWN = 10
-LATCH = 32.0
 
 
 def register(app: typer.Typer) -> None:
@@ -108,11 +108,13 @@ def lines(document: dict[str, Any]) -> Iterator[str]:
     if not memories:
         yield "  no quantifier could be measured"
         return
-    half_lives = sorted(row["half_life"] for row in memories)
+    from legible_core.naming.tables import LATCH
+
+    half_lives = [row["half_life"] for row in memories]
     latches = sum(x >= LATCH for x in half_lives) / len(half_lives)
     yield (
         f"  {len(memories)} quantifiers measured, {document['unmeasured']} not (their memberships are hardly ever off, "
-        f"or never on); median half-life {half_lives[len(half_lives) // 2]:.2f} tokens, latches {percent_text(latches)}"
+        f"or never on); median half-life {median(half_lives):.2f} tokens, latches {percent_text(latches)}"
     )
     higher = sum(row["lift"] > 1 for row in memories) / len(memories)
     yield (
