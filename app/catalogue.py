@@ -11,7 +11,7 @@ from pathlib import Path
 
 from app.paths import models_dir
 from app.store import Store
-from legible_core.errors import NotFound
+from legible_core.errors import LegibleError, NotFound
 from legible_core.registry import Checkpoint, Entry, resolve, survey
 
 FRESH_SECONDS = 5.0
@@ -43,6 +43,13 @@ class Catalogue:
     def get(self, slug: str) -> Checkpoint:
         """The checkpoint with this slug or hash; NotFound, or the reason why it is refused."""
         return resolve(slug, self.entries())
+
+    def names(self, slug: str, checkpoint_hash: str) -> bool:
+        """Whether the slug (or hash) leads to these weights at present; False for one that leads nowhere."""
+        try:
+            return self.get(slug).hash == checkpoint_hash
+        except LegibleError:
+            return False
 
     def refresh(self) -> None:
         """Look again at the next question, because a checkpoint was just added or removed."""

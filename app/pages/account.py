@@ -25,7 +25,6 @@ from app.pages.view import page, twin
 from app.pages.waiting import waiting_json
 from app.services import Services, services
 from app.urls import Urls, urls_for
-from legible_core.errors import LegibleError
 from legible_core.figures import perplexity_text
 from legible_core.interventions import Edit
 from legible_core.naming.names import Names
@@ -158,7 +157,7 @@ def account(
     """The accounting of one prediction."""
     urls = urls_for(request)
     prompt, checkpoint = _subject(services, digest)
-    if not _names(services, slug, checkpoint.hash):
+    if not services.catalogue.names(slug, checkpoint.hash):
         address = urls.reading_part(prompt.slug, digest, "account", position=asked.position, target=asked.target)
         return RedirectResponse(address, status_code=303)
     job = _job(services, prompt, checkpoint, asked)
@@ -169,12 +168,6 @@ def _subject(services: Services, digest: str) -> tuple[Prompt, Checkpoint]:
     prompt = find_prompt(services, digest)
     return prompt, services.catalogue.get(prompt.checkpoint_hash)
 
-
-def _names(services: Services, slug: str, checkpoint_hash: str) -> bool:
-    try:
-        return services.catalogue.get(slug).hash == checkpoint_hash
-    except LegibleError:
-        return False
 
 
 def _job(services: Services, prompt: Prompt, checkpoint: Checkpoint, asked: AskedAccount) -> Job:

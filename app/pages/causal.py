@@ -178,7 +178,7 @@ def causal(
     """One view of the causal checks of a prediction."""
     urls = urls_for(request)
     prompt, checkpoint = _subject(services, digest)
-    if not _names(services, slug, checkpoint.hash):
+    if not services.catalogue.names(slug, checkpoint.hash):
         return RedirectResponse(_address(urls, prompt.slug, digest, asked), status_code=303)
     job = _job(services, prompt, checkpoint, asked) if asked.complete else None
     return page(request, "causal.html", _page(services, urls, slug, prompt, asked, job))
@@ -226,12 +226,6 @@ def _subject(services: Services, digest: str) -> tuple[Prompt, Checkpoint]:
     prompt = find_prompt(services, digest)
     return prompt, services.catalogue.get(prompt.checkpoint_hash)
 
-
-def _names(services: Services, slug: str, checkpoint_hash: str) -> bool:
-    try:
-        return services.catalogue.get(slug).hash == checkpoint_hash
-    except LegibleError:
-        return False
 
 
 def _known(services: Services, prompt: Prompt, asked: AskedCausal) -> Job | None:

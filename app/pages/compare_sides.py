@@ -98,7 +98,7 @@ def look(services: Services, urls: Urls, name: str, address: str) -> Side:
             f"The {name} reading, {digest[:12]}, is not here; it was deleted, or read on another machine.",
             hint="The other side still opens under its own address. The same prompt, read again, has the same address.",
         ) from None
-    if not _names(services, slug, prompt.checkpoint_hash):
+    if not services.catalogue.names(slug, prompt.checkpoint_hash):
         slug = prompt.slug  # the slug moved to other weights, or never named these
     stored, job = find_stored(services, digest, asked), None
     checkpoint = _checkpoint(services, prompt.checkpoint_hash)
@@ -118,12 +118,6 @@ def look(services: Services, urls: Urls, name: str, address: str) -> Side:
             job = submit_reading(services, request, slug=prompt.slug, text=prompt.text)
     return Side(name, slug, prompt, asked, checkpoint, stored, job)
 
-
-def _names(services: Services, slug: str, checkpoint_hash: str) -> bool:
-    try:
-        return services.catalogue.get(slug).hash == checkpoint_hash
-    except LegibleError:
-        return False
 
 
 def _checkpoint(services: Services, checkpoint_hash: str) -> Checkpoint | None:

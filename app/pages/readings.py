@@ -223,7 +223,7 @@ def _open(request: Request, slug: str, digest: str, key: tuple[str, ...], kept: 
     urls = urls_for(request)
     if kept is None:
         prompt = find_prompt(services, digest)
-        if slug != prompt.slug and not _names(services, slug, prompt.checkpoint_hash):
+        if slug != prompt.slug and not services.catalogue.names(slug, prompt.checkpoint_hash):
             # The slug moved to other weights: this reading stays under the name that it was made with.
             return RedirectResponse(urls.reading(prompt.slug, digest, **asked.explicit()), status_code=307)
         spelled = _spelled(services, prompt, asked)
@@ -383,12 +383,6 @@ def _answered(asked: Asked, job: Job) -> Asked:
     """The same question with the target that the job found to be the most probable."""
     return asked.model_copy(update={"target": (job.result or {}).get("target", asked.target)})
 
-
-def _names(services: Services, slug: str, checkpoint_hash: str) -> bool:
-    try:
-        return services.catalogue.get(slug).hash == checkpoint_hash
-    except LegibleError:
-        return False
 
 
 def checkpoint_of(services: Services, checkpoint_hash: str) -> Checkpoint | None:

@@ -159,7 +159,7 @@ def tune(
     """The sliders."""
     urls = urls_for(request)
     subject = _subject(services, digest, asked)
-    if not _names(services, slug, subject.checkpoint.hash):
+    if not services.catalogue.names(slug, subject.checkpoint.hash):
         address = urls.reading_part(subject.prompt.slug, digest, "tune", position=asked.position, target=asked.target)
         return RedirectResponse(address, status_code=303)
     where = _where(subject)
@@ -263,12 +263,6 @@ def _tune_job(services: Services, subject: Subject, steps: int) -> Job:
         job = services.queue.submit(tuning.KIND, key, payload, subject=_plain(request).digest)
     return job
 
-
-def _names(services: Services, slug: str, checkpoint_hash: str) -> bool:
-    try:
-        return services.catalogue.get(slug).hash == checkpoint_hash
-    except LegibleError:
-        return False
 
 
 def _whole(typed: str, name: str) -> int | None:

@@ -158,7 +158,7 @@ def why(
     """Why one operand was on at one token."""
     urls = urls_for(request)
     subject = _subject(services, digest, operand, asked)
-    if asked.at is None or not _names(services, slug, subject.checkpoint.hash):
+    if asked.at is None or not services.catalogue.names(slug, subject.checkpoint.hash):
         address = urls.why(subject.prompt.slug, digest, operand, at=subject.at, component=asked.component)
         return RedirectResponse(address, status_code=303)
     return page(request, "why.html", _page(services, urls, slug, subject))
@@ -176,12 +176,6 @@ def _subject(services: Services, digest: str, operand: str, asked: AskedWhy) -> 
     request.check(checkpoint.config)
     return Subject(prompt, checkpoint, read, at, through, request)
 
-
-def _names(services: Services, slug: str, checkpoint_hash: str) -> bool:
-    try:
-        return services.catalogue.get(slug).hash == checkpoint_hash
-    except LegibleError:
-        return False
 
 
 def _job(services: Services, subject: Subject) -> Job:
