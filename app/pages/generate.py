@@ -216,7 +216,6 @@ def delete(slug: str, digest: str, request: Request, services: Annotated[Service
     for other in whole - {""}:
         with contextlib.suppress(NotFound):
             services.store.delete(other)
-    request.app.state.reading_pages.clear()
     address = urls_for(request).generate(slug)
     return RedirectResponse(address, status_code=303, headers={"clear-site-data": '"cache"'})
 

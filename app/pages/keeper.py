@@ -2,8 +2,8 @@
 
 Their modules need not know: this stands between the guard and the routes. A page is given again without being made
 while no job has moved, no reading, note or vote was stored and no file of its checkpoint has changed; whatever is
-posted here empties it, and after `MAX_SECONDS` a page is made again in any case. A page that polls is never kept;
-cookies are told apart.
+posted here empties it (and what is kept of readings), and after `MAX_SECONDS` a page is made again in any case. A page
+that polls is never kept; cookies are told apart.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class Keeper:
             await self.app(scope, receive, send)
             return
         if scope["method"] != "GET":
-            self.state.kept_pages.clear()
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, send if scope["method"] == "HEAD" else self._forgetting(send))
             return
         root = str(scope.get("root_path", "")).rstrip("/")
         found = _PATH.fullmatch(scope["path"].removeprefix(root))
@@ -57,6 +56,17 @@ class Keeper:
             await self.app(scope, receive, send)
             return
         await self._keep(request, found["slug"], receive, send)
+
+    def _forgetting(self, send: Send) -> Send:
+        """Empties what is kept before an answer begins: who is told that something changed must not see what was."""
+
+        async def forget(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.state.kept_pages.clear()
+                self.state.reading_pages.clear()
+            await send(message)
+
+        return forget
 
     async def _keep(self, request: Request, slug: str, receive: Receive, send: Send) -> None:
         key = (str(request.base_url), request.url.path, request.url.query, request.headers.get("cookie", ""))

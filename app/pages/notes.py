@@ -103,7 +103,6 @@ async def take_in(slug: str, request: Request) -> Response:
     def work() -> Response:
         checkpoint = services.catalogue.get(slug)
         done = import_notes(services.notes, checkpoint.config, checkpoint.hash, text)
-        _forget_pages(request)
         if kind != "multipart/form-data":
             return twin(done)
         return page(request, "notes.html", _list(services, urls_for(request), checkpoint, done.said()))
@@ -146,7 +145,6 @@ def save(
         there = error.there if isinstance(error, Collision) else None
         made = _page(services, request, checkpoint, found, typed, error, there)
         return page(request, "note.html", made, status=error.status)
-    _forget_pages(request)
     answer = RedirectResponse(_home(urls_for(request), checkpoint.slug, found), status_code=303)
     remember(answer, request, author)
     return answer
@@ -167,7 +165,6 @@ def vote(
             hint="A scan may have named it anew; open its page again.",
         )
     services.notes.vote(checkpoint.hash, part, label=label, author=author, vote=chosen)
-    _forget_pages(request)
     answer = RedirectResponse(_home(urls_for(request), checkpoint.slug, found), status_code=303)
     remember(answer, request, author)
     return answer
@@ -226,9 +223,3 @@ def _home(urls: Urls, slug: str, component: Component) -> str:
     if isinstance(component, Head):
         return urls.head(slug, component) + "#people"
     return urls.notes(slug, component)
-
-
-def _forget_pages(request: Request) -> None:
-    """What is kept of pages shows what was said before."""
-    request.app.state.kept_pages.clear()
-    request.app.state.reading_pages.clear()

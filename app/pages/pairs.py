@@ -166,7 +166,6 @@ def delete(
     for digest in forks - {""}:
         with contextlib.suppress(NotFound):
             services.store.delete(digest)
-    request.app.state.reading_pages.clear()
     headers = {"clear-site-data": '"cache"'}
     return RedirectResponse(urls_for(request).pairs(checkpoint.slug), status_code=303, headers=headers)
 

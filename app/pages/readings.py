@@ -162,7 +162,6 @@ def delete(
 ) -> Response:
     """Forget the prompt and all its readings."""
     services.store.delete(digest)
-    _kept_pages(request).clear()
     # Its pages leave the browser's cache as well, where the way back would show them again.
     return RedirectResponse(urls_for(request).home(), status_code=303, headers={"clear-site-data": '"cache"'})
 
@@ -180,7 +179,6 @@ def collect(
         digest, position=stored.position, target=stored.target, contrast=stored.contrast,
         relative_to=stored.relative_to, on=on,
     )  # fmt: skip
-    _kept_pages(request).clear()
     return RedirectResponse(urls_for(request).reading(slug, digest, **_explicit(stored, asked).query()), 303)
 
 
