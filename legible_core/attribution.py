@@ -8,9 +8,10 @@ vocabulary's mean row) and std(x) frozen at its actual value:
 Subtracting the mean from each write equals subtracting it once from w⊙γ, so one direction d serves all components, and
 a layer's units cost one matrix-vector product, a ⊙ (W_downᵀ d). The writes themselves are never formed.
 
-Ordinary models (`legible_core.adapters`) differ in three places. A final RMSNorm subtracts no mean. Where a norm stands
+Ordinary models (`legible_core.adapters`) differ in four places. A final RMSNorm subtracts no mean. Where a norm stands
 after a sublayer, its gain joins the direction and its divisor, frozen at its actual value, divides the sublayer's
-terms. Where the logits pass a soft-cap, the sum is of the logit before it.
+terms. Where the logits pass a soft-cap, the sum is of the logit before it. One in half precision rounds its own stream,
+and what that makes is the floor's term `rounding`.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from legible_core.adapters.rounding import measure
 from legible_core.axes import Float
 from legible_core.config import FeedForward, ModelConfig
 from legible_core.errors import LegibleError, NotExact
 from legible_core.interventions import Edit
 from legible_core.memory import ByteCache
 from legible_core.model.editing import added_at, direction_of, edited_matrix, weight_edits
-from legible_core.readable import Readable
+from legible_core.readable import OrdinaryModel, Readable
 from legible_core.reading import ORDINARY, Dtype, RelativeTo
 from legible_core.trace import Trace
 
@@ -149,6 +151,10 @@ class Attributor:
         floor |= biases
         floor |= {name: value / scale for name, value in added.items()}
         floor |= seen.undivided
+        rounded = measure(self.model, trace, position) if isinstance(self.model, OrdinaryModel) else None
+        if rounded is not None:
+            w, _ = self.rows(question)
+            floor["rounding"] = float(rounded.stream @ direction) / scale + float(w @ rounded.normed)
         return Attribution(
             value=value_of(question, logits),
             scale=scale,

@@ -11,10 +11,11 @@ from fastapi.responses import HTMLResponse
 
 from app.pages.accounted import Accounted, accounted, accounting_of
 from app.pages.children import Family, family_of
-from app.pages.embed import embedded_figures
+from app.pages.embed import FIGURE_PARTS, embedded_figures
 from app.pages.home import describe
 from app.pages.model_figures import Figure, beside, figures_of
 from app.pages.named import names_of
+from app.pages.parts import is_embed, listed
 from app.pages.quality import CARD_WORDS as JUDGED_WORDS
 from app.pages.quality import Judged, document, judged, stored_of
 from app.pages.scans import ScanForm, scan_form
@@ -164,11 +165,12 @@ def model_json(slug: str, request: Request, services: Annotated[Services, Depend
 
 @router.get("/{slug}")
 def model(slug: str, request: Request, services: Annotated[Services, Depends(services)]) -> Response:
-    """One checkpoint; with `embed`, its figures for another page."""
-    if "embed" in request.query_params:
+    """One checkpoint; with `embed`, its figures or other parts for another page."""
+    named = listed(request.query_params.get("embed", ""))
+    if is_embed(request) and (not named or "figure" in request.query_params or {*named} & {*FIGURE_PARTS}):
         return embedded_figures(request, slug, services)
     origin = f"{request.url.scheme}://{request.url.netloc}"
-    return page(request, "model.html", _model(services, slug, urls_for(request), origin))
+    return page(request, "model.html", _model(services, slug, urls_for(request), origin), also=FIGURE_PARTS)
 
 
 def _models(services: Services, urls: Urls) -> ModelsPage:
@@ -243,9 +245,16 @@ def ordinary_part(checkpoint: Checkpoint) -> OrdinaryPart | None:
             f"largest difference {found['log_probability_difference']:.1e} nats, tolerance {found['tolerance']:g}",
         ),
         Fact("sum", f"largest residual {found['sum_residual_over_tolerance']:.1%} of a reading's tolerance"),
+        *_rounded(found),
         Fact("versions", ", ".join(f"{name} {version}" for name, version in found["versions"].items())),
     )  # fmt: skip
     return OrdinaryPart(tuple(facts), certificate)
+
+
+def _rounded(certificate: dict[str, Any]) -> tuple[Fact, ...]:
+    """What a model in half precision rounds away, which certificates of before it was measured do not say."""
+    most = certificate.get("rounding_over_tolerance", 0.0)
+    return (Fact("rounding", f"a term of the floor, at most {most:.1%} of that tolerance"),) if most else ()
 
 
 def _card_fact(key: str, value: str) -> Fact:

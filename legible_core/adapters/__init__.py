@@ -3,6 +3,7 @@
     config.py ★        what a reading needs to know of one, and which families are supported
     source.py ★        a folder or hub name: its files, checked before anything is loaded
     registration.py ★  the small folder that `legible add` leaves: config, tokenizer, hashes, certificate
+    rounding.py        what a model in half precision rounds away, as a term of its sum
     model.py           TransformerLens' TransformerBridge → the same `Trace` that legible checkpoints give
 
 ★ imports no torch. Nothing is folded, centred or re-based on load, and no code out of a repository is ever run. How a

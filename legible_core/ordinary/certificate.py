@@ -64,7 +64,7 @@ def certify(model: OrdinaryModel, rows: Sequence[Row], dtype: Dtype) -> dict[str
     """The certificate as it is stored; raises `NotExact` naming the first layer that differs, or the sum that does not
     close, when the model does not pass it."""
     attributor = Attributor(model, dtype)
-    difference, agreeing, positions, worst = 0.0, 0, 0, 0.0
+    difference, agreeing, positions, worst, rounding = 0.0, 0, 0, 0.0, 0.0
     for row in rows:
         trace = model.trace(torch.tensor(row.ids, device=model.token_embedding.device))
         logits = model.logits(trace.residual)
@@ -87,6 +87,7 @@ def certify(model: OrdinaryModel, rows: Sequence[Row], dtype: Dtype) -> dict[str
         terms = attributor.attribute(trace, last, Question(int(logits[last].argmax())), logits[last])
         terms.check()
         worst = max(worst, abs(terms.residual) / terms.tolerance)
+        rounding = max(rounding, abs(terms.floor.get("rounding", 0.0)) / terms.tolerance)
     return {
         "against": "Hugging Face transformers",
         "dtype": dtype,
@@ -98,6 +99,7 @@ def certify(model: OrdinaryModel, rows: Sequence[Row], dtype: Dtype) -> dict[str
         "log_probability_difference": difference,
         "tolerance": TOLERANCE[dtype],
         "sum_residual_over_tolerance": worst,
+        "rounding_over_tolerance": rounding,
         "versions": _versions(),
     }
 

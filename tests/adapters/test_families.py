@@ -13,11 +13,11 @@ from legible_core.adapters.config import FAMILIES, OrdinaryConfig, from_hugging_
 from legible_core.adapters.model import OrdinaryModel
 from legible_core.attribution import Attributor, Question
 from legible_core.errors import LegibleError, NotExact, TooLarge
-from legible_core.interventions import Edit
+from legible_core.interventions import Edit, Vector
 from legible_core.ordinary import certificate
 from legible_core.ordinary.loading import bridged
 from legible_core.reading import CheckpointRef, ReadingRequest
-from legible_core.units import Channel, Head, Unit
+from legible_core.units import Channel, Head, Residual, Unit
 
 IDS = torch.randint(0, VOCAB, (14,), generator=torch.Generator().manual_seed(3))
 
@@ -126,13 +126,39 @@ def test_a_config_survives_its_json(family: tuple[OrdinaryModel, Any, torch.Tens
     assert not config.is_bounded(0, 0)
 
 
-def test_bfloat16_closes_within_its_own_tolerance() -> None:
-    # One whose sum closes with room to spare: such a model rounds its own residual stream, see docs/ordinary.md.
-    hf = hf_model("qwen2").to(torch.bfloat16)
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "phi", "llama-biased", "qwen3", "gemma2", "gptj float16"])
+def test_half_precision_closes_with_its_roundings_as_a_term(name: str) -> None:
+    """Ten times closer than float32 has to; without the term a residual is a thousand times as large."""
+    hf = hf_model(name.split()[0]).to(torch.float16 if name.endswith("float16") else torch.bfloat16)
+    model = bridged(hf, from_hugging_face(hf.config))
+    attributor = Attributor(model, "bfloat16")
+    push = Vector.of([0.3 * (-1) ** i for i in range(32)])
+    edits = [Edit(Residual(layer), "add", 2.0, vector=push) for layer in (0, 1, 2)]
+    edits += [Edit(Unit(1, 7), "scale", 0.0)]
+    for trace in (model.trace(IDS), model.trace(IDS, edits)):
+        for position, question in ((13, Question(5)), (4, Question(7, "mean")), (0, Question(3, "contrast", 9))):
+            terms = attributor.attribute(trace, position, question, model.logits_at(trace, position))
+            assert abs(terms.residual) < 1e-5
+            assert 0 < abs(terms.floor["rounding"]) < 0.01 * terms.mass
+
+
+def test_what_rounding_does_not_explain_is_refused() -> None:
+    hf = hf_model("llama").to(torch.bfloat16)
     rows = certificate.reference(hf, [IDS.tolist()])
     model = bridged(hf, from_hugging_face(hf.config))
     made = certificate.certify(model, rows, "bfloat16")
-    assert 0 < made["sum_residual_over_tolerance"] < 1
+    assert 0 < made["sum_residual_over_tolerance"] < 0.01
+    assert 0 < made["rounding_over_tolerance"] < 10
+    trace = model.trace(IDS)
+    model.layers[1].attention.output[3, :] += 0.5
+    with pytest.raises(NotExact, match=r"What layer 1 writes differs by .* rounding in bfloat16 explains at most"):
+        Attributor(model, "bfloat16").attribute(trace, 13, Question(5), model.logits_at(trace, 13))
+
+
+def test_float32_has_no_rounding_term(family: tuple[OrdinaryModel, Any, torch.Tensor]) -> None:
+    trace = family[0].trace(IDS)
+    terms = Attributor(family[0]).attribute(trace, 13, Question(5), family[0].logits_at(trace, 13))
+    assert "rounding" not in terms.floor
 
 
 def test_a_soft_cap_is_said_and_probabilities_are_after_it() -> None:
