@@ -264,51 +264,6 @@ def test_the_workbench_sends_an_ordinary_folder_to_add(folder: Path) -> None:
         open_checkpoint(folder)
 
 
-# ---- a legible checkpoint as a GPT-2 folder ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("biased", [False, True])
-def test_an_exported_checkpoint_gives_the_same_terms(biased: bool, tmp_path: Path) -> None:
-    from family_samples import words
-
-    from legible_core.checkpoint import save as save_checkpoint
-    from legible_core.config import Attention, FeedForward, ModelConfig
-    from legible_core.model import Transformer
-    from legible_core.ordinary.export import export
-
-    config = ModelConfig(
-        n_layers=2, d_model=24, n_heads=4, context=32, vocab_size=VOCAB, attention=Attention("linear", (0, 0)),
-        feed_forward=FeedForward(48), norm_bias=biased, linear_bias=biased, tied=not biased,
-    )  # fmt: skip
-    model = Transformer(config)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(1 + 0.3 * noise if name.endswith("gain") else 0.4 * noise)
-    (tmp_path / "tokenizer.json").write_bytes(words())
-    native = save_checkpoint(tmp_path / "native", model.eval(), tmp_path / "tokenizer.json", {}, dtype="float32")
-    made = export(native, tmp_path / "as-gpt2")
-    ours, theirs = Engine.open(native), Engine.open(made)
-    prompt = "It was the best of times, it was the"
-    one, two = (engine.solve(engine.request(prompt)).terms for engine in (ours, theirs))
-    np.testing.assert_allclose(two.channels, one.channels, atol=1e-5)
-    np.testing.assert_allclose(two.units, one.units, atol=1e-5)
-    assert two.value == pytest.approx(one.value, abs=1e-5)
-    for name, value in one.floor.items():
-        assert two.floor[name] == pytest.approx(value, abs=1e-5)
-    with pytest.raises(Conflict):
-        export(native, made)
-
-
-def test_operations_have_no_place_in_gpt2() -> None:
-    from legible_core.ordinary.export import check_exportable
-    from legible_core.registry import open_checkpoint
-
-    with pytest.raises(LegibleError, match="boolean values"):
-        check_exportable(open_checkpoint(Path(__file__).parents[2] / "models" / "novel-legible"))
-
-
 def test_padding_rows_of_the_embedding_are_ids_without_a_text() -> None:
     from family_samples import words
 
