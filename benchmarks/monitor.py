@@ -2,11 +2,12 @@
 
 Ours is `watched`: eight monitors over 32 components (units, operands, channels, head norms), every token of the prompt
 and of the continuation flagged, the last one read too. The baseline is `continuation` with the same prompt, length and
-seed; both write the same tokens, which is checked.
+seed; both write the same tokens, which is checked. Processor time, because the bound is 5 %.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -51,7 +52,8 @@ def run() -> Iterator[Row]:
         if ours(first) != plain(first):
             raise AssertionError("watched and plain generation wrote different tokens")
         what = f"{tokens} tokens after {PROMPT} under 8 monitors of 32 components / the same generation without"
-        yield against(ours, plain, given, 9 if name == "shipped" else 5).row(f"monitor-{name}", what, BOUND)
+        timing = against(ours, plain, given, 15 if name == "shipped" else 5, clock=time.process_time)
+        yield timing.row(f"monitor-{name}", what, BOUND)
 
 
 def sides(model: Transformer, monitors: list[Monitor], sampling: Sampling) -> tuple[Side, Side]:
