@@ -76,18 +76,20 @@ def account(
     from app.settings import Settings
     from legible_core.accounting.measure import Plan
 
-    check_writable(out or checkpoint.path)
-    state = Settings.load().data_dir / STATES / f"{checkpoint.hash[:16]}.safetensors"
+    states = Settings.load().data_dir / STATES
+    state = states / f"{checkpoint.hash[:16]}.safetensors"
+    out = out or _place(checkpoint, states)
+    check_writable(out)
     if restart:
         state.unlink(missing_ok=True)
     plan = Plan(Plan.check_parts(parts), sample, floor, seed, state)
-    stored = _corpus(checkpoint, corpus, tokens, plan, out or checkpoint.path, device)
+    stored = _corpus(checkpoint, corpus, tokens, plan, out, device)
     if as_json:
         typer.echo(json.dumps(stored.to_json(), allow_nan=False))
     else:
         for line in report(stored):
             typer.echo(line)
-        typer.echo(f"accounting written to {out or checkpoint.path}")
+        typer.echo(f"accounting written to {out}")
 
 
 # ---- one prediction ------------------------------------------------------------------------------------------------
@@ -155,10 +157,10 @@ def _corpus(checkpoint: Checkpoint, corpus: Path, tokens: int | None, plan: Plan
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    from app.scanning import corpus_ids, load_on
+    from app.scanning import corpus_ids
     from legible_core.accounting.measure import Stopped, measure
 
-    loaded = load_on(checkpoint, device)
+    loaded, begin = _loaded(checkpoint, device)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with interruptible() as interrupted, Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("tokenising", total=None)
@@ -170,10 +172,42 @@ def _corpus(checkpoint: Checkpoint, corpus: Path, tokens: int | None, plan: Plan
                 raise Stopped
 
         try:
-            return measure(loaded, ids, name, end, checkpoint.hash, out, plan, between)
+            return measure(loaded, ids, name, end, checkpoint.hash, out, plan, between, begin)
         except Stopped:
             typer.echo("Interrupted; finished parts are stored. The same command goes on from there.", err=True)
             raise typer.Exit(130) from None
+
+
+def _loaded(checkpoint: Checkpoint, device: str) -> tuple[Any, int | None]:
+    """The model, and the token that its tokenizer puts before every text, if it does.
+
+    An ordinary model goes to the device that it was added for, unless another is named here.
+    """
+    from app.scanning import load_on
+    from legible_core.adapters.registration import OrdinaryCheckpoint
+
+    if not isinstance(checkpoint, OrdinaryCheckpoint):
+        return load_on(checkpoint, device), None
+    import torch
+
+    from legible_core.pipeline import Engine
+
+    wanted = checkpoint.device if device == "auto" else device
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    bos = checkpoint.bos
+    return Engine.open(checkpoint, device=wanted).model, bos.id if bos is not None and bos.default else None
+
+
+def _place(checkpoint: Checkpoint, root: Path) -> Path:
+    """Beside the weights; for an ordinary model that nobody added, whose folder is left alone, in the data folder."""
+    from legible_core.adapters.registration import OrdinaryCheckpoint
+
+    if not isinstance(checkpoint, OrdinaryCheckpoint) or checkpoint.path != checkpoint.source:
+        return checkpoint.path
+    place = root / checkpoint.hash[:16]
+    place.mkdir(parents=True, exist_ok=True)
+    return place
 
 
 def report(stored: Accounting) -> Iterable[str]:

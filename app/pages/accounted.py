@@ -17,7 +17,10 @@ from legible_core.registry import Checkpoint
 from legible_core.units import Channel, Unit
 
 UNMEASURED = "Not accounted for over a text yet; `legible account {slug} --corpus FILE` does."
-READS = {"plain": "units without operands", "A": "operands A", "B": "operands B", "m": "quantifiers' m"}
+READS = {
+    "plain": "units without operands", "A": "operands A", "B": "operands B", "m": "quantifiers' m", "gate": "gates",
+    "up": "what gates multiply",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,11 +24,10 @@ from torch import Tensor
 
 from legible_core.accounting.counts import account
 from legible_core.accounting.drawing import Drawing, Text
-from legible_core.accounting.passes import Reader, windows
+from legible_core.accounting.passes import Reader
 from legible_core.accounting.records import Carriage, LayerCarriage
-from legible_core.errors import LegibleError
 from legible_core.interventions import Edit, Vector
-from legible_core.model.transformer import Cache, LayerCache
+from legible_core.model.transformer import Cache, LayerCache, Transformer
 from legible_core.naming.observe import Ints, halves
 from legible_core.units import Residual
 
@@ -54,7 +54,7 @@ def fit(
     squares = [torch.zeros(width, width, dtype=torch.float64) for _ in range(layers)]
     products = [torch.zeros(width, width, dtype=torch.float64) for _ in range(layers)]
     done = 0
-    for piece in windows(ids, length, 8, _spread(len(ids) // length, positions, length)):
+    for piece in reader.windows(ids, length, order=_spread(reader.count(len(ids), length), positions, length)):
         passed = reader.run(piece.ids)
         for layer in range(layers):
             x = passed.streams[layer].double().cpu()
@@ -79,7 +79,7 @@ def score(reader: Reader, maps: Maps, ids: Ints, length: int, positions: int) ->
     sums = [dict.fromkeys(("share", "rotation", "error", "square"), 0.0) for _ in range(layers)]
     means = [torch.zeros(reader.model.config.d_model, dtype=torch.float64) for _ in range(layers)]
     done = 0
-    for piece in windows(ids, length, 8, _spread(len(ids) // length, positions, length)):
+    for piece in reader.windows(ids, length, order=_spread(reader.count(len(ids), length), positions, length)):
         passed = reader.run(piece.ids)
         for layer, found in enumerate(sums):
             x = passed.streams[layer].float()
@@ -109,7 +109,7 @@ def substitute(reader: Reader, maps: Maps, drawing: Drawing) -> tuple[list[tuple
 
     Also how many predictions were tested, and how many had no positive net.
     """
-    model, layout = reader.model, reader.layout
+    layout = reader.layout
     same = np.zeros((layout.n_layers, 2))
     tested = not_positive = 0
     for drawn in drawing:
@@ -124,9 +124,7 @@ def substitute(reader: Reader, maps: Maps, drawing: Drawing) -> tuple[list[tuple
             tested += 1
             start = place // drawing.length * drawing.length
             ids = passed.ids[start : place + 1][None]
-            cache = model.new_cache()
-            if ids.shape[1] > 1:
-                model.residual(ids[:, :-1], cache=cache)
+            edited = _continued(reader.model, ids)
             token = int(drawn.predicted.token[place])
             depth = layout.layer(members)
             for layer in range(layout.n_layers):
@@ -138,8 +136,7 @@ def substitute(reader: Reader, maps: Maps, drawing: Drawing) -> tuple[list[tuple
                 for column, replaced in enumerate((instead, with_set)):
                     vector = Vector.of((replaced - update).cpu().numpy())
                     edit = Edit(Residual(layer + 1), "add", 1.0, positions=(ids.shape[1] - 1,), vector=vector)
-                    logits = model(ids[:, -1:], [edit], cache=_copy(cache))[0, -1]
-                    same[layer, column] += int(logits.argmax()) == token
+                    same[layer, column] += int(edited(edit).argmax()) == token
     rates = same / max(1, tested)
     return [(float(row[0]), float(row[1])) for row in rates], tested, not_positive
 
@@ -158,13 +155,9 @@ def carry(
     """Everything of this module: maps fitted on the first half of the text, scored and tested on the second.
 
     positions: to fit on; by default PER_DIMENSION for each of the stream's. predictions: for the substitution test.
-    Raises `LegibleError` for an ordinary model, whose forward takes no cache, and for a text too short to be halved.
+    Raises `LegibleError` for a text too short to be halved.
     """
     config = reader.model.config
-    if getattr(config, "ordinary", False):
-        raise LegibleError(
-            "Carriage is measured on legible checkpoints and their twins only, for now.", code="ordinary"
-        )
     first, second = halves(text.ids, end_of_document)
     wanted = positions or PER_DIMENSION * config.d_model
     drawing = Drawing(reader, replace(text, ids=second), floor=floor, predictions=predictions, seed=seed)
@@ -195,6 +188,19 @@ def _spread(count: int, positions: int, length: int) -> Ints:
 
 def _cosines(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1)).clamp(min=1e-30)
+
+
+def _continued(model: Any, ids: Tensor) -> Callable[[Edit], Tensor]:
+    """Logits (v,) of the last of some tokens (1, t) under an edit there.
+
+    A `Transformer` reads what stands before once and goes on from its cache; an ordinary model reads all again.
+    """
+    if not isinstance(model, Transformer):
+        return lambda edit: model.logits(model.residual(ids, [edit])[0, -1])
+    cache = model.new_cache()
+    if ids.shape[1] > 1:
+        model.residual(ids[:, :-1], cache=cache)
+    return lambda edit: model(ids[:, -1:], [edit], cache=_copy(cache))[0, -1]
 
 
 def _copy(cache: Cache) -> Cache:

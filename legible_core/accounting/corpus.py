@@ -1,8 +1,8 @@
 """How many components carry a prediction, over a corpus; and what the model pushes the losers with.
 
 "Through the Looking Glass" sections 2.2-2.6: medians and quartiles of n_80, n_90, n_99 under three denominators, per
-channel and per head; the opposing mass over the net; n_90 against the model's confidence; the push behind the
-runner-up, behind one of the fifty most probable tokens, and behind a random one, over the winner's.
+channel and per head; the opposing mass over the net; n_90 and the net against the model's confidence; the push behind
+the runner-up, behind one of the fifty most probable tokens, and behind a random one, over the winner's.
 """
 
 from __future__ import annotations
@@ -18,10 +18,20 @@ from torch import Tensor
 from legible_core.accounting.counts import DENOMINATORS, Account, Layout, account, shares
 from legible_core.accounting.drawing import Drawing, Drawn
 from legible_core.accounting.passes import Reader
-from legible_core.accounting.records import Confidence, Counted, Counts, LayerShare, Population, Push, Quartiles
+from legible_core.accounting.records import (
+    Confidence,
+    Counted,
+    Counts,
+    LayerShare,
+    Point,
+    Population,
+    Push,
+    Quartiles,
+)
 
 FIFTY = 50
-BINS = np.linspace(0.0, 1.0, 11)
+TENTHS = [(i / 10, (i + 1) / 10 if i < 9 else 1.0 + 1e-6) for i in range(10)]
+POINTS = 30  # predictions of each tenth of confidence that are kept to be drawn
 Rival: TypeAlias = Literal["runner_up", "top_fifty", "random"]
 RIVALS: tuple[Rival, ...] = get_args(Rival)
 LEVELS: tuple[tuple[Literal["n80", "n90", "n99"], int], ...] = (("n80", 80), ("n90", 90), ("n99", 99))
@@ -37,7 +47,7 @@ class Counter:
         self._accounts: dict[str, list[Account]] = {"channels": [], "heads": []}
         self._shares: dict[str, list[dict[str, Any]]] = {"channels": [], "heads": []}
         self._floor: list[float] = []
-        self._confidence: list[tuple[float, int]] = []
+        self._confidence: list[tuple[Point, float]] = []  # and the opposing mass over the net
         self._push: dict[Rival, dict[str, list[float]]] = {name: defaultdict(list) for name in RIVALS}
         self._generator = torch.Generator().manual_seed(seed)
 
@@ -45,22 +55,17 @@ class Counter:
         """Account for the drawn predictions of a batch, and, against confidence alone, for the others."""
         probability = drawn.predicted.probability.cpu()
         for place, terms in self._each(drawn, drawn.others, drawn.predicted.token):
-            found = account(terms)
-            n90 = found.n()
-            if n90 is not None:
-                self._confidence.append((float(probability[place]), n90))
+            self._against_confidence(float(probability[place]), account(terms), self._heads_of(terms))
         winners: dict[int, Account] = {}
         for place, terms in self._each(drawn, drawn.places, drawn.predicted.token):
-            found = account(terms)
-            n90 = found.n()
-            if n90 is None:
+            found, heads = account(terms), self._heads_of(terms)
+            whole = self._against_confidence(float(probability[place]), found, heads)
+            if whole is None:
                 self.not_positive += 1
                 continue
             winners[place] = found
-            self._confidence.append((float(probability[place]), n90))
-            heads = self._heads_of(terms)
             for name, one, values, layout in (
-                ("channels", found, terms, self.layout), ("heads", account(heads), heads, self.by_head),
+                ("channels", found, terms, self.layout), ("heads", whole, heads, self.by_head),
             ):  # fmt: skip
                 self._accounts[name].append(one)
                 self._shares[name].append(shares(values, one.members, layout))
@@ -84,10 +89,8 @@ class Counter:
                 )
                 for i in range(self.layout.n_layers if layers else 0)
             ],
-            confidence=[
-                Confidence(low=float(a), high=float(b), n90=Quartiles.of(n for p, n in self._confidence if a <= p < b))
-                for a, b in zip(BINS[:-1], [*BINS[1:-1], 1.0 + 1e-6], strict=True)
-            ],
+            confidence=[self._tenth(low, high) for low, high in TENTHS],
+            points=[point for low, high in TENTHS for point in self._drawn(low, high)],
             push={
                 name: Push(
                     net=Quartiles.of(self._push[name]["net"]),
@@ -98,6 +101,30 @@ class Counter:
                 for name in RIVALS
             },
         )
+
+    def _against_confidence(self, probability: float, found: Account, heads: NDArray[np.float64]) -> Account | None:
+        """Keep a prediction, of whatever confidence; its accounting by heads, None without a positive net."""
+        whole = account(heads)
+        n90, by_head, opposing = found.n(), whole.n(), found.opposing_over_net
+        # The same net in two orders of addition: where it is all but 0, only one of them may be positive.
+        if n90 is None or by_head is None or opposing is None:
+            return None
+        self._confidence.append((Point(probability, found.net, n90, by_head), opposing))
+        return whole
+
+    def _tenth(self, low: float, high: float) -> Confidence:
+        here = [(point, opposing) for point, opposing in self._confidence if low <= point.probability < high]
+        return Confidence(
+            low=low, high=high,
+            n90=Quartiles.of(point.channels for point, _ in here), heads=Quartiles.of(point.heads for point, _ in here),
+            net=Quartiles.of(point.net for point, _ in here), opposing_over_net=Quartiles.of(each for _, each in here),
+        )  # fmt: skip
+
+    def _drawn(self, low: float, high: float) -> list[Point]:
+        """Up to POINTS predictions of a tenth, evenly out of the order in which they came, the least sure first."""
+        here = [point for point, _ in self._confidence if low <= point.probability < high]
+        places = np.unique(np.linspace(0, len(here) - 1, min(POINTS, len(here))).astype(np.int64)) if here else []
+        return sorted(here[place] for place in places)
 
     def _counted(self, surface: str) -> Counted:
         found = self._accounts[surface]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from legible_core.accounting.passes import Passed, Predicted, Reader, windows
+from legible_core.accounting.passes import Passed, Predicted, Reader
 from legible_core.accounting.records import Population
 from legible_core.errors import LegibleError
 
@@ -29,7 +29,6 @@ Ints = NDArray[np.int64]
 FLOOR = 0.5
 BEFORE = 16
 PER_WINDOW = 4
-BATCH = 8
 MIN_WINDOWS = 4
 
 
@@ -71,7 +70,6 @@ class Drawing:
         per_window: int = PER_WINDOW,
         others: bool = False,
         seed: int = 0,
-        batch: int = BATCH,
         between: Callable[[int, int], None] | None = None,
     ) -> None:
         """between: called after each batch with the predictions drawn so far and the number wanted.
@@ -86,8 +84,8 @@ class Drawing:
         if predictions < 1:
             raise LegibleError(f"The sample is {predictions} predictions; ask for at least 1.", code="bad_sample")
         config = reader.model.config
-        self.length = min(config.context, max(2 * BEFORE, len(text.ids) // MIN_WINDOWS))
-        if len(text.ids) < MIN_WINDOWS * self.length or self.length > config.context:
+        self.length = min(reader.longest, max(2 * BEFORE, len(text.ids) // MIN_WINDOWS))
+        if len(text.ids) < MIN_WINDOWS * self.length:
             raise LegibleError(
                 f"The corpus has {len(text.ids)} tokens; the accounting needs at least "
                 f"{MIN_WINDOWS * min(2 * BEFORE, config.context)}, many thousands to say anything.",
@@ -100,9 +98,7 @@ class Drawing:
                 code="wrong_tokenizer",
             )
         self.reader, self.text, self.floor, self.wanted = reader, text, floor, predictions
-        self.per_window, self.with_others, self.seed, self.batch, self.between = (
-            per_window, others, seed, batch, between,
-        )  # fmt: skip
+        self.per_window, self.with_others, self.seed, self.between = per_window, others, seed, between
         self.windows = self.looked_at = self.over = self.drawn = 0
         self._loss: list[float] = [0.0, 0]
 
@@ -110,9 +106,9 @@ class Drawing:
         self.windows = self.looked_at = self.over = self.drawn = 0
         self._loss = [0.0, 0]
         generator = np.random.default_rng(self.seed)
-        order = generator.permutation(len(self.text.ids) // self.length)
+        order = generator.permutation(self.reader.count(len(self.text.ids), self.length))
         before = min(BEFORE, self.length // 2)
-        for piece in windows(self.text.ids, self.length, self.batch, order):
+        for piece in self.reader.windows(self.text.ids, self.length, order=order):
             if self.drawn >= self.wanted:
                 break
             passed = self.reader.run(piece.ids)

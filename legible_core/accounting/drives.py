@@ -9,7 +9,8 @@ candidate tokens (the most frequent ones), for every row w of a feed-forward lay
 
 The table is measured on one half of a text and the contexts are of the other, so that they share no sampling noise.
 Sets at K are compared by their overlap and corrected for chance, (o - K/V) / (1 - K/V); the truth is averaged both
-ways: mean activations, or ranks within each context. Set operators and quantifiers are read operand by operand.
+ways: mean activations, or ranks within each context. Set operators, quantifiers and gated units are read operand by
+operand.
 
 Apart from it, on its own scale, the ordering experiment (section 5.2): the same pre-activations through each
 activation; the order of their mean against that of the mean activation. GELU falls below -0.7518 and so reverses what
@@ -19,9 +20,9 @@ lies there.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,31 +32,17 @@ from torch import Tensor
 from legible_core.accounting.drawing import BEFORE, Drawing, Text
 from legible_core.accounting.passes import Reader
 from legible_core.accounting.records import Agreement, Ordering, ReadRows, Reads
-from legible_core.editing.native import entering, measure_native
-from legible_core.errors import LegibleError
+from legible_core.accounting.rows import KINDS, RowGroup, rows_of
+from legible_core.editing.native import measure_native
 from legible_core.model.activations import FUNCTIONS
-from legible_core.model.attention import KeyValues
-from legible_core.model.quantifiers import QuantifierState
-from legible_core.model.transformer import Cache, LayerCache, Transformer
-from legible_core.naming.observe import Ints, halves, spread
+from legible_core.naming.observe import halves, spread
 
-Kind: TypeAlias = Literal["plain", "A", "B", "m"]
 KS = (8, 16, 32, 64, 128, 256)
 CANDIDATES, CONTEXTS, CONTEXT_TOKENS = 512, 16, 32
 TABLE_TOKENS = 100_000
 ROWS = 128
 GELU_FALLS = -0.7517916
 PHI: Mapping[str, Callable[[Tensor], Tensor]] = {"identity": lambda z: z, **dict(FUNCTIONS.items())}
-
-
-@dataclass(frozen=True)
-class RowGroup:
-    """Rows of one kind in one layer: (r, d) float32, biases (r,), and the activation that makes the operand."""
-
-    kind: Kind
-    rows: Tensor
-    bias: Tensor | None
-    function: Callable[[Tensor], Tensor]
 
 
 class Agreements:
@@ -90,40 +77,6 @@ def corrected(overlap: float, chance: float) -> float:
     return (overlap - chance) / (1.0 - chance)
 
 
-def row_groups(model: Transformer, layer: int) -> Iterator[RowGroup]:
-    """The read rows of a feed-forward layer, kind by kind."""
-    part: Any = model.layers[layer].feed_forward
-    layout = model.config.feed_forward
-    names: list[tuple[Kind, str, int]] = [
-        ("A", "pair_a", layout.n_pairs), ("B", "pair_b", layout.n_pairs),
-        ("m", "quantifier", layout.n_quantifiers), ("plain", layout.activation, layout.n_plain),
-    ]  # fmt: skip
-    for kind, name, count in names:
-        if count:
-            bias = getattr(part, f"{name}_bias", None)
-            function = FUNCTIONS[layout.activation] if kind == "plain" else torch.sigmoid
-            yield RowGroup(kind, getattr(part, name).float(), None if bias is None else bias.float(), function)
-
-
-@torch.no_grad()
-def substituted(model: Transformer, contexts: Ints, candidates: Ints) -> list[Tensor]:
-    """Each layer's normed feed-forward input with every candidate at the end of every context: L of (c, v, d).
-
-    contexts: (c, t) what stands before. One forward of each context, continued by all candidates at once.
-    """
-    device = model.token_embedding.device
-    tokens = torch.as_tensor(candidates, device=device)[:, None]
-    found: list[list[Tensor]] = [[] for _ in model.layers]
-    for context in torch.as_tensor(contexts, device=device):
-        cache = model.new_cache()
-        model.residual(context[None], cache=cache)
-        with entering(model) as states:
-            model.residual(tokens, cache=_widened(cache, len(tokens)))
-        for layer, state in enumerate(states):
-            found[layer].append(state[:, 0])
-    return [torch.stack(states) for states in found]
-
-
 def read_rows(
     reader: Reader,
     text: Text,
@@ -137,28 +90,26 @@ def read_rows(
 ) -> Reads:
     """Agreement of every feed-forward row's order with its ground truth, and the ordering experiment.
 
-    Raises `LegibleError` for an ordinary model, whose units are not rows of one matrix, and for a text too short.
+    Raises `LegibleError` for a text too short.
     """
-    model, config = reader.model, reader.model.config
-    if getattr(config, "ordinary", False):
-        raise LegibleError("Read rows are compared on legible checkpoints and their twins only.", code="ordinary")
+    model, source = reader.model, rows_of(reader.model, reader.begin)
     first, second = halves(text.ids, end_of_document)
-    sample = spread(first, config.context, table_tokens)
+    sample = spread(first, source.model.config.context, table_tokens)
     native = measure_native(
-        model, sample, candidates=candidates, min_count=4, end_of_document=end_of_document,
+        source.model, sample, candidates=candidates, min_count=4, end_of_document=end_of_document,
         between=None if between is None else lambda done: between(done, table_tokens),
     )  # fmt: skip
     # In an order of chance, so that equal activations (a ReLU's zeros) are in no order that a reading could share.
     shuffled = np.random.default_rng(seed).permutation(len(native.tokens))
     tokens, table = native.tokens[shuffled], torch.from_numpy(native.table[:, shuffled])
-    length = min(CONTEXT_TOKENS, config.context - 1)
+    length = min(CONTEXT_TOKENS, source.model.config.context - 1)
     starts = np.linspace(0, len(second) - length - 1, contexts).astype(np.int64)
-    states = substituted(model, np.stack([second[s : s + length] for s in starts]), tokens)
+    states = source.substituted(np.stack([second[s : s + length] for s in starts]), tokens)
     vocabulary = model.unembedding_matrix[torch.as_tensor(tokens)].detach().float()
     vocabulary = vocabulary - vocabulary.mean(0)
     comparison = _Comparison(len(tokens))
-    for layer in range(config.n_layers):
-        for group in row_groups(model, layer):
+    for layer in range(reader.layout.n_layers):
+        for group in source.groups(layer):
             for start in range(0, len(group.rows), ROWS):
                 comparison.add(layer, group, slice(start, start + ROWS), states[layer], table[layer], vocabulary)
     drawing = Drawing(reader, replace(text, ids=second), floor=0.0, predictions=8 * BEFORE, seed=seed)
@@ -169,7 +120,7 @@ def read_rows(
         candidates=len(tokens),
         contexts=contexts,
         table_tokens=len(sample),
-        **comparison.result(config.n_layers),
+        **comparison.result(reader.layout.n_layers),
     )
 
 
@@ -206,8 +157,7 @@ class _Comparison:
         self._falling[1] += z.numel()
 
     def result(self, n_layers: int) -> dict[str, Any]:
-        kinds: list[Kind] = ["plain", "A", "B", "m"]
-        there = [kind for kind in kinds if (kind, "native", "mean") in self._agreements]
+        there = [kind for kind in KINDS if (kind, "native", "mean") in self._agreements]
         return {
             "kinds": [
                 ReadRows(
@@ -237,19 +187,3 @@ def ranks(values: Tensor) -> Tensor:
     order = values.argsort(dim=0, descending=True, stable=True)
     places = torch.arange(len(values), device=values.device).view(-1, *[1] * (values.ndim - 1)).expand_as(order)
     return torch.empty_like(order).scatter_(0, order, places)
-
-
-def _widened(cache: Cache, count: int) -> Cache:
-    """The cache of one text, for `count` continuations of it at once."""
-
-    def wide(tensor: Tensor) -> Tensor:
-        return tensor.expand(count, *tensor.shape[1:])
-
-    layers = []
-    for layer in cache.layers:
-        keys, values, state = layer.attention.keys, layer.attention.values, layer.quantifiers
-        held = KeyValues(None if keys is None else wide(keys), None if values is None else wide(values))
-        if state is not None:
-            state = QuantifierState(wide(state.existential), wide(state.total), wide(state.count))
-        layers.append(LayerCache(held, state))
-    return Cache(layers, cache.length)

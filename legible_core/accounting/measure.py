@@ -48,14 +48,15 @@ class Plan:
 
 def measure(
     model: Any, ids: Ints, name: str, end_of_document: int | None, checkpoint_hash: str, out: Path, plan: Plan,
-    between: Between,
+    between: Between, begin: int | None = None,
 ) -> Accounting:  # fmt: skip
     """Measure the plan's parts and put them beside what is stored already; returns everything that is stored then.
 
+    begin: the token that an ordinary model's tokenizer puts before every text.
     between: called with the part, what is done and of how much; may raise `Stopped`. Depth and the substitution test
     take a part of the sample, because they cost more for each prediction. Raises `LegibleError` for an unusable text.
     """
-    reader, text = Reader(model), Text(ids, name)
+    reader, text = Reader(model, begin), Text(ids, name)
     stored = _stored(out, checkpoint_hash)
 
     def drawing(part: str, share: int = 1, others: bool = False) -> Drawing:

@@ -28,6 +28,8 @@ from legible_core.naming.observe import hidden_values
 from legible_core.trace import LayerTrace, Trace
 
 Ints = NDArray[np.int64]
+LONGEST = 1024  # tokens of a window; a model of a longer context is read in windows of so many
+BATCH, ROOM = 8, 1 << 30
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,36 @@ class Predicted:
 
 
 class Reader:
-    """Reads many predictions of one model: a `Transformer`, or an ordinary one, which runs window by window."""
+    """Reads many predictions of one model: a `Transformer`, or an ordinary one, which runs window by window.
 
-    def __init__(self, model: Any) -> None:
-        self.model, self.layout = model, Layout.of(model.config)
+    begin: a token that stands before every window, of an ordinary model whose tokenizer begins each text with one.
+    """
+
+    def __init__(self, model: Any, begin: int | None = None) -> None:
+        self.model, self.layout, self.begin = model, Layout.of(model.config), begin
         self.mean_row = Attributor(model).mean_row().float()
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest window that is read."""
+        return min(int(self.model.config.context), LONGEST)
+
+    def count(self, tokens: int, length: int) -> int:
+        """How many whole windows of `length` tokens, the beginning included, so many tokens of text fill."""
+        return tokens // (length - (self.begin is not None))
+
+    def batch(self, length: int) -> int:
+        """How many windows to run at once: what one forward leaves of them stays within ROOM bytes."""
+        layout, width = self.layout, self.model.config.d_model
+        one = 4 * length * layout.n_layers * (layout.attention + layout.d_ff + width)
+        return max(1, min(BATCH, ROOM // one))
+
+    def windows(self, ids: Ints, length: int, size: int | None = None, order: Ints | None = None) -> Iterator[Window]:
+        """Whole windows of a stream in the given order (their numbers), `size` at a time; a shorter tail is left out.
+
+        What follows the token that begins a window is not counted among its losses.
+        """
+        return windows(ids, length, size or self.batch(length), order, self.begin)
 
     @torch.no_grad()
     def run(self, ids: Ints | Tensor) -> Passed:
@@ -98,6 +125,8 @@ class Reader:
         came = torch.as_tensor(following.reshape(-1)).to(passed.residual.device)
         for residual, target in zip(passed.residual.split(chunk), came.split(chunk), strict=True):
             logits = self.model.logits(residual)
+            if not isinstance(self.model, Transformer):  # behind its soft-cap, where it has one
+                logits = self.model.final_logits(logits)
             total = logits.logsumexp(-1)
             best = logits.max(-1)
             tokens.append(best.indices)
@@ -114,6 +143,27 @@ class Reader:
         """(W_U[t] - mean row) ⊙ γ, less its own mean: what a write is multiplied with, before 1/std(x)."""
         rows = (self.model.unembedding_matrix[targets].float() - self.mean_row) * self.model.final_norm.gain.float()
         return rows - rows.mean(-1, keepdim=True) if self.model.final_norm.centred else rows
+
+    @torch.no_grad()
+    def promoted_rank(
+        self, writes: Float[Tensor, "k d"], tokens: Int[Tensor, " n"], chunk: int = 16384
+    ) -> Int[Tensor, "k n"]:
+        """The rank, from 1, of each token among all that a write into the stream promotes (k writes, n tokens)."""
+        norm, matrix = self.model.final_norm, self.model.unembedding_matrix
+        seen = writes.float()
+        y = (seen - seen.mean(-1, keepdim=True) if norm.centred else seen) * norm.gain.float()
+        own = y @ matrix[tokens].float().T
+        above = torch.zeros_like(own, dtype=torch.int64)
+        first = 0
+        for rows in matrix.split(chunk):
+            scores = y @ rows.float().T
+            for column, token in enumerate((tokens - first).tolist()):
+                more = scores > own[:, column, None]
+                if 0 <= token < len(rows):  # it is not above itself, however another product rounds
+                    more[:, token] = False
+                above[:, column] += more.sum(1)
+            first += len(rows)
+        return above + 1
 
     @torch.no_grad()
     def scales(self, passed: Passed, places: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
@@ -204,13 +254,19 @@ class Window:
     following: Ints
 
 
-def windows(ids: Ints, length: int, size: int, order: Ints | None = None) -> Iterator[Window]:
-    """Whole windows of a stream in the given order (their numbers), `size` at a time; a shorter tail is left out."""
-    count = len(ids) // length
+def windows(ids: Ints, length: int, size: int, order: Ints | None = None, begin: int | None = None) -> Iterator[Window]:
+    """Whole windows of a stream in the given order (their numbers), `size` at a time; a shorter tail is left out.
+
+    begin: a token put before each window; a window then holds one token of the stream fewer.
+    """
+    span = length - (begin is not None)
     following = np.concatenate([ids[1:], [-100]])
-    order = np.arange(count) if order is None else order
+    order = np.arange(len(ids) // span) if order is None else order
     for start in range(0, len(order), size):
-        starts = order[start : start + size] * length
-        yield Window(
-            np.stack([ids[s : s + length] for s in starts]), np.stack([following[s : s + length] for s in starts])
-        )
+        starts = order[start : start + size] * span
+        inside = np.stack([ids[s : s + span] for s in starts])
+        after = np.stack([following[s : s + span] for s in starts])
+        if begin is not None:
+            inside = np.pad(inside, ((0, 0), (1, 0)), constant_values=begin)
+            after = np.pad(after, ((0, 0), (1, 0)), constant_values=-100)
+        yield Window(inside, after)

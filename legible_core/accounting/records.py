@@ -17,7 +17,7 @@ import os
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -30,7 +30,7 @@ FILE = "accounting.json"
 FORMAT, VERSION = "legible-accounting", 1
 MAX_BYTES = 8 << 20
 PARTS = ("counts", "depth", "carriage", "reads", "writes")
-Share = float | None
+Share: TypeAlias = float | None
 
 
 class Part(BaseModel):
@@ -55,6 +55,9 @@ class Quartiles(Part):
             return cls(q1=None, median=None, q3=None, n=0)
         q1, median, q3 = np.quantile(kept, [0.25, 0.5, 0.75]).tolist()
         return cls(q1=q1, median=median, q3=q3, n=len(kept))
+
+
+NONE = Quartiles(q1=None, median=None, q3=None, n=0)
 
 
 class Population(Part):
@@ -94,11 +97,27 @@ class Counted(Part):
 
 
 class Confidence(Part):
-    """n_90 of the net among predictions whose probability lies in [low, high)."""
+    """Predictions whose probability lies in [low, high): n_90 of the net by channels (`n90`) and by heads, the net.
+
+    net: in logits; opposing_over_net: the opposing mass over it. A file from before these were measured has no numbers
+    there.
+    """
 
     low: float
     high: float
     n90: Quartiles
+    heads: Quartiles = NONE
+    net: Quartiles = NONE
+    opposing_over_net: Quartiles = NONE
+
+
+class Point(NamedTuple):
+    """One prediction: its probability, its net in logits, and n_90 of the net by channels and by heads."""
+
+    probability: float
+    net: float
+    channels: int
+    heads: int
 
 
 class Push(Part):
@@ -120,7 +139,10 @@ class LayerShare(Part):
 
 
 class Counts(Part):
-    """How many components carry a prediction, over a corpus."""
+    """How many components carry a prediction, over a corpus.
+
+    points: predictions of every confidence, as many of each tenth, to be drawn one by one.
+    """
 
     population: Population
     channels: Counted
@@ -129,17 +151,38 @@ class Counts(Part):
     floor_over_value: Quartiles
     layers: list[LayerShare]
     confidence: list[Confidence]
+    points: list[Point] = []
     push: dict[Literal["runner_up", "top_fifty", "random"], Push]
 
 
+class LayerRanks(Part):
+    """The one-hop members of one layer, each by itself: the predicted token's rank in what the member promotes.
+
+    rank: 1 is the token promoted most. hundred, thousand: shares of the members' terms whose member has the token among
+    its first hundred, thousand; hundred_other: the same with another prediction's token, the floor. None where the
+    layer has no member.
+    """
+
+    layer: int
+    members: int
+    rank: Quartiles
+    hundred: Share
+    thousand: Share
+    hundred_other: Share
+
+
 class Depth(Part):
-    """How the sum of the members, and the stream, turn towards the readout. Alignments are cosines.
+    """How the sum of the members, and the stream, turn towards the readout. Alignments are cosines, ranks begin at 1.
 
     members: of a typical (median) member; strongest: of the largest one; together: of the sum of the whole set; other:
-    of a typical member with another prediction's token. running: of the sum of the first k members. pairwise: between
-    two members. predicted, current: of the stream entering each layer, and of the final one, with the predicted token
-    and with the one that stands there. first: the depth at which the predicted token first leads, read through the
-    final norm and the unembedding; stays: from which on it leads. Depth l is before layer l; n_layers is the end.
+    of a typical member with another prediction's token. pairwise: between two members.
+    running, running_other, running_rank: of the sum of the first k members, largest first: its cosine, its cosine with
+    another prediction's token, and the predicted token's rank in what the sum promotes. sum_leads: after how many
+    members the predicted token first leads there; sum_never: predictions in which it never does.
+    predicted, current: of the stream entering each layer, and of the final one, with the predicted token and with the
+    one that stands there. ranks, leading: the predicted token's rank there, read through the final norm and the
+    unembedding, and the share of predictions in which it is 1. first: the depth at which it first is; stays: from which
+    on it is. Depth l is before layer l; n_layers is the end.
     """
 
     population: Population
@@ -149,8 +192,15 @@ class Depth(Part):
     other: Quartiles
     pairwise: Quartiles
     running: list[tuple[int, Quartiles]]
+    running_other: list[tuple[int, Quartiles]] = []
+    running_rank: list[tuple[int, Quartiles]] = []
+    sum_leads: Quartiles = NONE
+    sum_never: int = 0
     predicted: list[Quartiles]
     current: list[Quartiles]
+    ranks: list[Quartiles] = []
+    leading: list[float] = []
+    layers: list[LayerRanks] = []
     first: Quartiles
     stays: Quartiles
 
@@ -195,11 +245,12 @@ class Agreement(Part):
 class ReadRows(Part):
     """One kind of read row. Layer-native and plain vocabulary reading against what drives the operand by substitution.
 
+    kind: plain units, a pair's operands A and B, a quantifier's m; gate and up of a gated unit, act(gate)·up.
     mean: ground truth averaged over contexts; rank: ranks averaged. layers: corrected agreement of the layer-native
     reading by layer at the smallest K, mean.
     """
 
-    kind: Literal["plain", "A", "B", "m"]
+    kind: Literal["plain", "A", "B", "m", "gate", "up"]
     rows: int
     native: dict[Literal["mean", "rank"], list[Agreement]]
     vocabulary: dict[Literal["mean", "rank"], list[Agreement]]

@@ -33,7 +33,7 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from legible_core.accounting.drawing import BEFORE, Drawing, Text
-from legible_core.accounting.passes import Ints, Reader, Window, windows
+from legible_core.accounting.passes import Ints, Reader, Window
 from legible_core.accounting.records import Writes
 from legible_core.accounting.summary import summarise
 from legible_core.accounting.written import Written
@@ -41,7 +41,7 @@ from legible_core.errors import LegibleError, NotExact, Unavailable
 from legible_core.replace import sync
 
 STATE = "1"
-BATCH, CHUNK, TOP = 8, 256, 256
+CHUNK, TOP = 256, 256
 SAVE_SECONDS = 30.0
 
 
@@ -92,15 +92,22 @@ class Naming:
     """A resumable pass of one model over one text."""
 
     def __init__(
-        self, reader: Reader, text: Text, *, checkpoint_hash: str = "", batch: int = BATCH, state: Path | None = None
+        self,
+        reader: Reader,
+        text: Text,
+        *,
+        checkpoint_hash: str = "",
+        batch: int | None = None,
+        state: Path | None = None,
     ) -> None:
         """state: a file to save progress in, and to go on from when it is of the same pass."""
         self.reader, self.text, self.state = reader, text, state
         self._drawing = Drawing(reader, text, floor=0.0, predictions=1)  # checks the text, and sets the windows' length
-        self.length, self.batch = self._drawing.length, batch
+        self.length = self._drawing.length
+        self.batch = batch or reader.batch(self.length)
         self.before = min(BEFORE, self.length // 2)
         self.identity = {
-            "checkpoint": checkpoint_hash, "sha256": text.sha256, "length": str(self.length), "batch": str(batch),
+            "checkpoint": checkpoint_hash, "sha256": text.sha256, "length": str(self.length), "batch": str(self.batch),
         }  # fmt: skip
         self.pairs = Pairs(reader.model.config.vocab_size)
         self.n90 = np.zeros(reader.layout.size + 1, np.int64)
@@ -114,12 +121,12 @@ class Naming:
 
     @property
     def batches(self) -> int:
-        return -(-(len(self.text.ids) // self.length) // self.batch)
+        return -(-self.reader.count(len(self.text.ids), self.length) // self.batch)
 
     @property
     def total(self) -> int:
         """Positions of the whole pass."""
-        return len(self.text.ids) // self.length * (self.length - self.before)
+        return self.reader.count(len(self.text.ids), self.length) * (self.length - self.before)
 
     @property
     def finished(self) -> bool:
@@ -128,7 +135,7 @@ class Naming:
     def run(self) -> Iterator[Progress]:
         """Go through what is left, yielding after every batch; the state is saved now and then, and at the end."""
         started = time.monotonic()
-        for number, piece in enumerate(windows(self.text.ids, self.length, self.batch)):
+        for number, piece in enumerate(self.reader.windows(self.text.ids, self.length, self.batch)):
             if number < self.next:
                 continue
             self._take(piece)

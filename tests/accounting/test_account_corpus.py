@@ -11,8 +11,9 @@ from legible_core.accounting.corpus import Counter
 from legible_core.accounting.counts import account, flat
 from legible_core.accounting.depth import follow
 from legible_core.accounting.drawing import Drawing, Text
-from legible_core.accounting.drives import Agreements, ranks, read_rows, row_groups, substituted
+from legible_core.accounting.drives import Agreements, ranks, read_rows
 from legible_core.accounting.passes import Reader
+from legible_core.accounting.rows import rows_of
 from legible_core.attribution import Attributor, Question
 from legible_core.editing.native import entering
 from legible_core.errors import LegibleError
@@ -172,7 +173,7 @@ def test_carriage_is_scored_on_text_it_was_not_fitted_on(reader: Reader) -> None
 
 def test_substituted_states_are_those_of_whole_texts(reader: Reader) -> None:
     contexts, candidates = TEXT.ids[:20].reshape(2, 10), np.array([5, 9, 60])
-    states = substituted(reader.model, contexts, candidates)
+    states = rows_of(reader.model).substituted(contexts, candidates)
     for c in range(2):
         for v, token in enumerate(candidates):
             whole = torch.tensor([[*contexts[c], token]])
@@ -202,7 +203,7 @@ def test_read_rows_against_a_plain_reckoning_of_one_row() -> None:
     assert [kind.kind for kind in found.kinds] == ["plain", "A", "B", "m"]
     assert [kind.rows for kind in found.kinds] == [3 * 24, 3 * 9, 3 * 9, 3 * 6]
     assert found.candidates == 20
-    groups = {group.kind: group for group in row_groups(model, 1)}
+    groups = {group.kind: group for group in rows_of(model).groups(1)}
     assert torch.equal(groups["A"].rows, model.layers[1].feed_forward.pair_a)
     same = {row.activation: row.agreement[0].overlap for row in found.ordering}
     assert same["identity"] == 1.0
