@@ -2,6 +2,7 @@
 
 loss_text(4.4357513)          "4.4358"     four decimals: nats, and their standard error
 perplexity_text(84.41552)     "84.42"      two decimals
+short_count(6890496)          "6.9M"
 share_text(0.8449751)         "0.8450"     four decimals, as on a card; pages show it as 84.5 %
 same("84.42", 84.43, "84.43")  True         what was written agrees with what is now, to the last digit
 """
@@ -32,6 +33,14 @@ def share_text(value: float) -> str:
 def percent_text(value: float | None) -> str:
     """A share from 0 to 1 for people, with one decimal; an en dash where it is undefined."""
     return "–" if value is None or math.isnan(value) else f"{100 * value:.1f} %"
+
+
+def short_count(number: int) -> str:
+    """1234567 as 1.2M: parameters, tokens."""
+    for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{letter}"
+    return str(number)
 
 
 def same(written: str, value: float, written_now: str) -> bool:

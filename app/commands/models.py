@@ -13,7 +13,7 @@ from app.options import settings_flags
 from app.settings import Settings
 from legible_core.adapters.registration import OrdinaryCheckpoint
 from legible_core.errors import LegibleError
-from legible_core.figures import perplexity_text
+from legible_core.figures import perplexity_text, short_count
 from legible_core.reading import Dtype
 from legible_core.registry import Checkpoint, Entry
 
@@ -92,7 +92,7 @@ def add(
     if as_json:
         typer.echo(json.dumps(checkpoint.to_json(), ensure_ascii=False, indent=2))
         return
-    typer.echo(f"Added {checkpoint.slug}: {checkpoint.kind}, {_short(checkpoint.parameters)} parameters.")
+    typer.echo(f"Added {checkpoint.slug}: {checkpoint.kind}, {short_count(checkpoint.parameters)} parameters.")
     if isinstance(checkpoint, OrdinaryCheckpoint):
         typer.echo(certified(checkpoint.certificate or {}))
     typer.echo(f'Read it with: legible read {checkpoint.slug} "It was the best of times, it was the"')
@@ -196,8 +196,8 @@ def _row(checkpoint: Checkpoint) -> tuple[str, ...]:
     return (
         checkpoint.slug,
         checkpoint.kind,
-        _short(checkpoint.parameters),
-        "–" if tokens is None else _short(tokens),
+        short_count(checkpoint.parameters),
+        "–" if tokens is None else short_count(tokens),
         "–" if perplexity is None else perplexity_text(perplexity),
         ", ".join(chosen) or "–",
         checkpoint.hash[:12],
@@ -210,11 +210,3 @@ def _json(entry: Entry) -> dict[str, Any]:
         return entry.checkpoint.to_json()
     assert entry.error is not None
     return {"slug": entry.slug, "origin": entry.origin, "path": str(entry.path), **entry.error.body()}
-
-
-def _short(number: int) -> str:
-    """1234567 as 1.2M."""
-    for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if number >= size:
-            return f"{number / size:.1f}{letter}"
-    return str(number)

@@ -21,7 +21,7 @@ from app.urls import Urls, urls_for
 from legible_core.adapters.registration import OrdinaryCheckpoint
 from legible_core.display import special_chip
 from legible_core.errors import LegibleError
-from legible_core.figures import perplexity_text
+from legible_core.figures import perplexity_text, short_count
 from legible_core.registry import Checkpoint
 
 router = APIRouter(default_response_class=HTMLResponse)
@@ -180,7 +180,7 @@ def _default(checkpoints: list[Checkpoint]) -> Checkpoint | None:
 
 def describe(checkpoint: Checkpoint) -> str:
     """Kind, size, and quality and legibility side by side, as far as its card gives them."""
-    parts = [checkpoint.kind, f"{checkpoint.parameters / 1e6:.1f} M parameters"]
+    parts = [checkpoint.kind, f"{short_count(checkpoint.parameters)} parameters"]
     if checkpoint.perplexity is not None:
         parts.append(f"perplexity {perplexity_text(checkpoint.perplexity)}")
         # No legible figure without the quality beside it.
