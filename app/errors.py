@@ -83,6 +83,8 @@ def _from_http(request: Request, error: HTTPException) -> LegibleError:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         message = f"{request.url.path} does not take {request.method}."
         return LegibleError(message, code="method_not_allowed", status=405)
+    if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:  # its phrase is not the same in every Python
+        return LegibleError(str(error.detail), code="too_large", status=413)
     phrase = HTTPStatus(error.status_code).phrase
     return LegibleError(str(error.detail or phrase), code=phrase.lower().replace(" ", "_"), status=error.status_code)
 

@@ -4,15 +4,20 @@
 - Origin: a request that changes something must come from this site's own pages; programs without a browser send none.
 - Token: asked for when the server listens beyond loopback. `?token=` in the printed address becomes a cookie at once
   and leaves the address; programs send `Authorization: Bearer`.
+- Body: at most `MAX_BODY`; what an answer did not read is taken in first, so that whoever sends it all before reading
+  (urllib) gets the answer and no reset.
 - Headers: scripts, styles and images from this server only, nothing inline, no framing by others.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
 import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -28,6 +33,9 @@ from legible_core.errors import LegibleError
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_BODY = 4 << 20
+TOO_LARGE = f"A request may hold at most {MAX_BODY:,} bytes; send less, or send it in parts."
+# How much of a body that nobody wanted is still taken in, and for how long, before it is answered.
+DRAINED_BYTES, DRAINED_SECONDS = 64 << 20, 20.0
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
@@ -58,14 +66,15 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return  # no WebSocket is served, so none is opened
-        sender = Sender(send, bodiless=scope["method"] == "HEAD")
+        body = Body(receive, Headers(scope=scope))
+        sender = Sender(send, body.drain, bodiless=scope["method"] == "HEAD")
         if scope["method"] == "HEAD":  # answered as GET is, without its body: routes need not know
             scope = {**scope, "method": "GET"}
-        request = Request(self._under_root(scope), receive)
+        request = Request(self._under_root(scope), body)
         try:
             response = self._check(request)
             if response is None:
-                await self.app(request.scope, _bounded(receive), sender)
+                await self.app(request.scope, body, sender)
                 return
         except LegibleError as error:
             response = respond(request, error)
@@ -105,7 +114,7 @@ class Guard:
         except ValueError:
             too_large = True
         if too_large:
-            raise LegibleError(f"A request may hold at most {MAX_BODY:,} bytes.", code="too_large", status=413)
+            raise LegibleError(TOO_LARGE, code="too_large", status=413)
         return None if self.token is None else self._authenticate(request, self.token)
 
     def _serves(self, host: str) -> bool:
@@ -195,16 +204,21 @@ def _derived(token: str) -> str:
 
 
 class Sender:
-    """Sends an answer with the headers above, without its body where asked, and knows whether one has begun."""
+    """Sends an answer with the headers above, without its body where asked, and knows whether one has begun.
 
-    def __init__(self, send: Send, *, bodiless: bool = False) -> None:
+    first: awaited before anything is sent.
+    """
+
+    def __init__(self, send: Send, first: Callable[[], Awaitable[None]], *, bodiless: bool = False) -> None:
         self.send = send
+        self.first = first
         self.bodiless = bodiless
         self.started = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
+            await self.first()
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)
@@ -213,16 +227,33 @@ class Sender:
         await self.send(message)
 
 
-def _bounded(receive: Receive) -> Receive:
-    """The body, cut off where it passes the limit although its header promised less."""
-    seen = 0
+class Body:
+    """What a request sends: cut off where it passes the limit although its header promised less."""
 
-    async def wrapped() -> Message:
-        nonlocal seen
-        message = await receive()
-        seen += len(message.get("body", b""))
-        if seen > MAX_BODY:
-            raise HTTPException(413, f"A request may hold at most {MAX_BODY:,} bytes.")
+    def __init__(self, receive: Receive, headers: Headers) -> None:
+        self.receive = receive
+        self.seen = 0
+        self.left = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        # Such a client sends nothing until it is asked to, which `receive` would do.
+        self.waits = headers.get("expect", "").lower() == "100-continue"
+
+    async def __call__(self) -> Message:
+        self.waits = False
+        message = await self._next()
+        if self.seen > MAX_BODY:
+            raise HTTPException(413, TOO_LARGE)
         return message
 
-    return wrapped
+    async def drain(self) -> None:
+        """Take in what is left, up to `DRAINED_BYTES` and for `DRAINED_SECONDS`: a server that closes over unread
+        bytes resets the connection, and the answer is lost."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAINED_SECONDS):
+                while self.left and not self.waits and self.seen <= DRAINED_BYTES:
+                    await self._next()
+
+    async def _next(self) -> Message:
+        message = await self.receive()
+        self.seen += len(message.get("body", b""))
+        self.left = message["type"] == "http.request" and bool(message.get("more_body"))
+        return message

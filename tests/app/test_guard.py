@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import pytest
+import uvicorn
 from conftest import make_settings
 from fastapi import FastAPI, Form, Request
 from fastapi.testclient import TestClient
@@ -15,7 +23,7 @@ from pydantic import SecretStr
 from starlette.responses import PlainTextResponse
 
 from app.main import create_app
-from app.security import MAX_BODY, host_name
+from app.security import MAX_BODY, TOO_LARGE, host_name
 from app.settings import Settings
 from app.urls import urls_for
 from legible_core.errors import NotFound
@@ -183,6 +191,45 @@ def test_large_bodies_are_refused_whatever_they_claim(client: TestClient) -> Non
     assert "4,194,304 bytes" in refused.json()["error"]["message"]
 
 
+@contextlib.contextmanager
+def served(app: FastAPI) -> Iterator[str]:
+    """The application behind a real socket; its address."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def test_whoever_sends_everything_before_reading_gets_the_answer_and_no_reset(tmp_path: Path) -> None:
+    def refused(path: str, size: int, **headers: str) -> tuple[int, str]:
+        headers = {"content-type": "application/x-www-form-urlencoded", "accept": "application/json", **headers}
+        request = urllib.request.Request(address + path, b"x" * size, headers)
+        with pytest.raises(urllib.error.HTTPError) as caught, urllib.request.urlopen(request, timeout=30):
+            pass
+        with caught.value as answer:
+            return answer.code, json.loads(answer.read())["error"]["message"]
+
+    with served(build(make_settings(tmp_path))) as address:
+        assert refused("/test/change", 9 << 20) == (413, TOO_LARGE)
+        assert refused("/nowhere", 9 << 20) == (413, TOO_LARGE)
+        assert refused("/nowhere", 3 << 20) == (404, "There is no page at /nowhere.")
+        status, said = refused("/test/change", 3 << 20, origin="http://elsewhere.example")
+        assert (status, "another site" in said) == (403, True)
+        with socket.create_connection(address.removeprefix("http://").split(":"), timeout=30) as asking:
+            # Such a client waits for leave to send; it is refused at once.
+            asking.sendall(
+                f"POST /test/change HTTP/1.1\r\nHost: {address[7:]}\r\nContent-Length: {9 << 20}\r\n"
+                "Expect: 100-continue\r\n\r\n".encode()
+            )
+            assert asking.recv(100).startswith(b"HTTP/1.1 413")
+
+
 def test_one_error_body_as_json_and_as_page(client: TestClient) -> None:
     body = {"error": {"code": "not_found", "message": "There is no <b>such</b> thing.", "hint": "Look elsewhere."}}
     as_json = client.get("/test/missing", headers={"accept": "application/json"})
@@ -194,7 +241,7 @@ def test_one_error_body_as_json_and_as_page(client: TestClient) -> None:
 
 
 def test_failures_of_every_sort_have_the_body(client: TestClient) -> None:
-    json = {"accept": "application/json"}
+    accept = {"accept": "application/json"}
     cases = {
         ("GET", "/nowhere.json"): (404, "not_found"),
         ("PUT", "/test/home"): (405, "method_not_allowed"),
@@ -202,12 +249,12 @@ def test_failures_of_every_sort_have_the_body(client: TestClient) -> None:
         ("GET", "/test/broken"): (500, "internal"),
     }
     for (method, path), (status, code) in cases.items():
-        answer = client.request(method, path, headers=json)
+        answer = client.request(method, path, headers=accept)
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
         assert set(answer.json()["error"]) == {"code", "message", "hint"}
         assert "secret" not in answer.text
-    assert "number" in client.get("/test/number/twelve", headers=json).json()["error"]["message"]
-    assert client.put("/test/home", headers=json).headers["allow"] == "GET"
+    assert "number" in client.get("/test/number/twelve", headers=accept).json()["error"]["message"]
+    assert client.put("/test/home", headers=accept).headers["allow"] == "GET"
 
 
 def test_versioned_static_files_are_kept_and_others_asked_for_again(client: TestClient) -> None:
