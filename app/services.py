@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -66,6 +66,12 @@ class Services:
 def services(request: Request) -> Services:
     """FastAPI dependency: the services of the running application."""
     found: Services = request.app.state.services
+    if "embed" in request.query_params and request.method in ("GET", "HEAD"):
+        from app.reading_only import ReadingOnlyQueue
+
+        # A page elsewhere may show what there is; it must not be able to make this server work.
+        request.state.queue = ReadingOnlyQueue(found.queue)
+        return replace(found, queue=request.state.queue)
     return found
 
 

@@ -20,7 +20,7 @@ from app.pages.children import related
 from app.pages.compare_form import compare_form, recent, slugs
 from app.pages.compare_sides import MAX_ADDRESS, Side, look, permalink
 from app.pages.compare_view import ChoosePage, WaitingSide, WaitPage, comparison_page, csv_text, json_document
-from app.pages.view import html, page, twin
+from app.pages.view import page, twin
 from app.pages.waiting import said, steps, waiting_json
 from app.services import Services, services
 from app.urls import Urls, urls_for
@@ -58,7 +58,7 @@ def comparison(
     found = _compared(services, sides)
     context = comparison_page(services, urls, found, sides, here)
     headers = {} if explicit else {"hx-replace-url": here}
-    return HTMLResponse(html(request, "compare.html", context), headers=headers)
+    return page(request, "compare.html", context, headers=headers)
 
 
 @router.get(".json")

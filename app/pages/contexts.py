@@ -62,7 +62,7 @@ class Shaded:
 class Context:
     """`result` is the worker's answer once there is one; until then `message`, and `poll` while it will come.
 
-    `retry` is where to post when it failed.
+    `retry` is where to post when it failed, `href` the component's own page over this very text.
     """
 
     offers: tuple[Offer, ...]
@@ -74,6 +74,7 @@ class Context:
     retry: str
     result: dict[str, Any] | None
     digest: str = ""
+    href: str = ""
 
 
 def context_of(
@@ -98,6 +99,7 @@ def context_of(
         for card in cards
     )
     chosen: dict[str, Any] = {"position": stored.position, "target": stored.target}
+    own = address(reading=stored.digest, **chosen)
     href = urls.reading(checkpoint.slug, stored.digest, **chosen, component=str(component))
     prompt = services.store.prompt(stored.digest)
     reading = stored.reading()
@@ -107,12 +109,11 @@ def context_of(
     )
     if job.state == "done" and job.result is not None:
         strip = _strip(job.result, [token.display for token in reading.summary.tokens], stored.position)
-        return Context(offers, href, target, strip, "", "", "", job.result, stored.digest)
+        return Context(offers, href, target, strip, "", "", "", job.result, stored.digest, own)
     if job.active or job.state == "done":
-        poll = address(reading=stored.digest, **chosen)
-        return Context(offers, href, target, (), state_of(services, job), poll, "", None)
+        return Context(offers, href, target, (), state_of(services, job), own, "", None, href=own)
     reason = str((job.error or {}).get("message", "It was cancelled."))
-    return Context(offers, href, target, (), reason, "", urls.job_part(job.id, "retry"), None)
+    return Context(offers, href, target, (), reason, "", urls.job_part(job.id, "retry"), None, href=own)
 
 
 def _cards(services: Services, checkpoint: Checkpoint) -> list[ReadingCard]:

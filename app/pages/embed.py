@@ -2,11 +2,12 @@
 
     of a reading: prompt, figure, table, sum, and panel (the component that the address names)
     of a model:   figure, table; `figure=selective,half-lives` names which figures, all when left out
+    of any page:  the parts that its template marks (`app.pages.parts`); view.page answers with them
 
 An embed has links but no form and no button that changes anything here, so there is nothing in it that a click could be
 tricked into (clickjacking). It is the only page that may be framed at all, by whom the setting `embed_from` says; it
-asks for no work, so a foreign page cannot make this server compute. A model's figures are drawn by this server's own
-scripts; a reading's need none, and get none.
+asks for no work, so a foreign page cannot make this server compute. What Plotly draws is drawn by this server's own
+scripts; other parts need none, and get none.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from fastapi.responses import HTMLResponse
 
 from app.pages.model_figures import Figure, beside, figures_of
 from app.pages.named import names_of
+from app.pages.parts import Part, Parts, listed
 from app.pages.reading_view import ReadingPage
-from app.pages.view import html
+from app.pages.view import Context, html
+from app.reading_only import NOT_BEGUN
 from app.services import Services
 from app.settings import Settings
 from app.urls import urls_for
@@ -47,9 +50,20 @@ class EmbedFigures:
     beside: str
 
 
+@dataclass(frozen=True, slots=True)
+class EmbedParts:
+    """Parts of any page; `beside` is the quality of its checkpoint, `drawn` whether scripts draw one of them."""
+
+    title: str
+    href: str
+    parts: tuple[Part, ...]
+    beside: str
+    drawn: bool
+
+
 def parts_of(asked: str, parts: tuple[str, ...] = PARTS, what: str = "reading") -> tuple[str, ...]:
     """The parts that an address names, in its order; LegibleError naming those that there are."""
-    found = _listed(asked)
+    found = listed(asked)
     wrong = next((part for part in found if part not in parts), None)
     if wrong is not None or not found:
         raise LegibleError(
@@ -74,7 +88,7 @@ def embedded_figures(request: Request, slug: str, services: Services) -> HTMLRes
     if names is None:
         raise NotFound(missing or f"{slug} has no figures yet.")
     there = {figure.id: figure for figure in figures_of(checkpoint, names, urls)}
-    asked = _listed(request.query_params.get("figure", "")) or tuple(there)
+    asked = listed(request.query_params.get("figure", "")) or tuple(there)
     wrong = next((name for name in asked if name not in there), None)
     if wrong is not None:
         raise NotFound(f"{slug} has no figure {wrong[:40]!r}; it has {', '.join(there)}.")
@@ -85,9 +99,30 @@ def embedded_figures(request: Request, slug: str, services: Services) -> HTMLRes
     return HTMLResponse(body, headers={"content-security-policy": policy(services.settings, drawn="figure" in parts)})
 
 
-def _listed(text: str) -> tuple[str, ...]:
-    """The names between commas, each once."""
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+def embedded_parts(request: Request, parts: Parts, context: Context) -> HTMLResponse:
+    """Parts of the page that was just made, as a document that may be framed.
+
+    Raises LegibleError that names the page's parts, and NotFound where nothing of it was made yet.
+    """
+    services: Services = request.app.state.services
+    found = parts.chosen(request.query_params["embed"])
+    if not parts.found and getattr(getattr(request.state, "queue", None), "refused", False):
+        raise NotFound(NOT_BEGUN)
+    drawn = any("data-plotly" in part.body for part in found)
+    made = EmbedParts(context.title, parts.here, found, _beside(services, getattr(context, "slug", None)), drawn)
+    body = html(request, "embed_parts.html", made)
+    return HTMLResponse(body, headers={"content-security-policy": policy(services.settings, drawn=drawn)})
+
+
+def _beside(services: Services, slug: object) -> str:
+    """The quality of the page's checkpoint; no figure of legibility goes without it."""
+    if not isinstance(slug, str):
+        return ""
+    try:
+        names = names_of(services.catalogue.get(slug))[0]
+    except LegibleError:
+        return ""  # a reading outlives its checkpoint
+    return "" if names is None else beside(names)
 
 
 def policy(settings: Settings, *, drawn: bool = False) -> str:

@@ -14,8 +14,10 @@ from app.names_index import stamp_of
 from app.pages.kept import asked, kept
 from app.pages.layer_table import Filters, Sort, layer_table
 from app.pages.named import Row, names_of
-from app.pages.view import html, twin
+from app.pages.parts import is_embed
+from app.pages.view import html, page, twin
 from app.services import Services, services
+from app.services import services as services_of
 from app.urls import Urls, urls_for
 from legible_core.errors import NotFound
 from legible_core.reads import opens
@@ -160,16 +162,16 @@ async def layer(slug: str, layer: int, asked_: Annotated[Asked, Query()], reques
 
 
 async def _kept(request: Request) -> Response:
-    services: Services = request.app.state.services
+    services = services_of(request)
     slug, layer = request.path_params["slug"], int(request.path_params["layer"])
 
     def mark() -> Any:
         checkpoint = services.catalogue.get(slug)
         return (checkpoint.hash, stamp_of(checkpoint.path), services.notes.mark(checkpoint.hash))
 
-    def make() -> bytes:
+    def make() -> bytes | Response:
         made = _layer(services, services.catalogue.get(slug), layer, asked(Asked, request), urls_for(request))
-        return html(request, "layer.html", made).encode()
+        return page(request, "layer.html", made) if is_embed(request) else html(request, "layer.html", made).encode()
 
     return await kept(request, mark, make)
 

@@ -25,6 +25,7 @@ from app.pages.asking import dtype_of
 from app.pages.formula import Piece
 from app.pages.named import names_of
 from app.pages.pairs_examples import EXAMPLES, Pair
+from app.pages.parts import is_embed
 from app.pages.reading_view import SumLine, contributor_formula, sum_line
 from app.pages.view import clipped, page, twin
 from app.pages.waiting import waiting_json
@@ -177,8 +178,11 @@ def _subject(services: Services, checkpoint: Checkpoint, good: str, bad: str) ->
 
 
 def _from_elsewhere(request: Request) -> bool:
-    """Whether another site sent the browser here: it may show what there is, and start nothing."""
-    return request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+    """Whether another site sent the browser here: it may show what there is, and start nothing.
+
+    An embed starts nothing anyway, wherever it stands.
+    """
+    return not is_embed(request) and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
 
 
 def _job(services: Services, checkpoint: Checkpoint, good: str, bad: str, *, submit: bool) -> Job | None:

@@ -80,8 +80,9 @@ class BranchLine:
 
 @dataclass(frozen=True, slots=True)
 class NowPart:
-    """The part of the page that follows the log; `poll` with `seconds` between two looks."""
+    """The part of `page` that follows the log; `poll` with `seconds` between two looks."""
 
+    page: str
     poll: str
     seconds: int
     state: str
@@ -106,6 +107,7 @@ class NowPart:
 class LayersPart:
     """The part that follows the telemetry."""
 
+    page: str
     poll: str
     seconds: int
     said: str
@@ -121,6 +123,7 @@ def now_part(run: Run, name: str, urls: Urls) -> NowPart:
     pace = lately[len(lately) // 2] if lately else None
     events, more = _events(run, size)
     return NowPart(
+        page=urls.run(name),
         poll=urls.run_part(name, "now"),
         seconds=2 if run.active else 15,
         state=main.state,
@@ -149,7 +152,7 @@ def layers_part(run: Run, name: str, urls: Urls) -> LayersPart:
     poll, seconds = urls.run_part(name, "layers"), 6 if run.active else 30
     if not read:
         said = "There is no reading yet; unless told otherwise, training makes one every 25 steps."
-        return LayersPart(poll, seconds, said, ())
+        return LayersPart(urls.run(name), poll, seconds, said, ())
     marks = [mark for mark in _marks(run, size) if not mark.spike][-8:]
     first = read[0].history.readings
     figures = [_model(first, size)]
@@ -160,7 +163,7 @@ def layers_part(run: Run, name: str, urls: Urls) -> LayersPart:
     said = f"{len(first):,} reading{'s' * (len(first) != 1)}, the last of step {int(first.number[-1]):,}"
     said += "" if math.isnan(tokens) else f" on {int(tokens):,} tokens of its batch"
     said += ". Branches are dotted." if len(read) > 1 else "."
-    return LayersPart(poll, seconds, said, tuple(figures))
+    return LayersPart(urls.run(name), poll, seconds, said, tuple(figures))
 
 
 def stages(recipe: dict[str, Any]) -> list[tuple[int, str]]:

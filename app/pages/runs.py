@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 
+from app.pages.parts import is_embed
 from app.pages.run_view import STATES, LayersPart, NowPart, layers_part, now_part, stages, when
 from app.pages.view import html, page, twin
 from app.runs import Branch, Run, Runs
@@ -85,6 +86,8 @@ Known = Annotated[Runs, Depends(runs_of)]
 def runs(request: Request, known: Known) -> Response:
     """Every run: how far, its loss, its state."""
     made = _runs(known, urls_for(request))
+    if is_embed(request):
+        return page(request, "runs.html", made)  # which has no part to show
     return _tagged(request, json.dumps([str(line) for line in made.runs]), lambda: html(request, "runs.html", made))
 
 
@@ -108,7 +111,7 @@ def now(name: str, request: Request, known: Known) -> Response:
         urls = urls_for(request)
         return _tagged(
             request, _mark(run),
-            lambda: html(request, "run_now.html", Part("", now_part(run, name, urls), None)),
+            lambda: html(request, "run_now.html", Part(f"{name}: run", now_part(run, name, urls), None)),
         )  # fmt: skip
 
 
@@ -120,7 +123,7 @@ def layers(name: str, request: Request, known: Known) -> Response:
         marks = json.dumps([[branch.name, branch.history.marks[1:]] for branch in (run.main, *run.branches)])
         return _tagged(
             request, f"{marks}{run.active}",
-            lambda: html(request, "run_layers.html", Part("", None, layers_part(run, name, urls))),
+            lambda: html(request, "run_layers.html", Part(f"{name}: run", None, layers_part(run, name, urls))),
         )  # fmt: skip
 
 

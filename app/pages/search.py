@@ -14,13 +14,15 @@ from app.indexing import Pending, Searchable, look
 from app.names_index import NamesIndex
 from app.pages.formula import Piece, tokens
 from app.pages.kept import asked, kept
+from app.pages.parts import is_embed
 from app.pages.people import Said, said
-from app.pages.view import clipped, html, twin
+from app.pages.view import clipped, html, page, twin
 from app.search import MAX_PAGE, PAGE, ComponentHit, Group, GroupName, NamesSearch, OperandHit, groups_of
 from app.search_query import FIELDS, MAX_CHARACTERS, Side, parse_query
 from app.search_query import Query as Search
 from app.search_text import fold_label
 from app.services import Services, services
+from app.services import services as services_of
 from app.urls import Urls, urls_for
 from legible_core.errors import LegibleError, NotFound
 from legible_core.registry import Checkpoint
@@ -138,7 +140,7 @@ def search_json(
 @router.get("/search")
 async def search(request: Request) -> Response:
     """What was found, by group, and what is not indexed yet."""
-    services: Services = request.app.state.services
+    services = services_of(request)
     found: list[Searchable] = []
 
     def mark() -> Any:
@@ -156,6 +158,8 @@ async def search(request: Request) -> Response:
             typed = chosen.q if len(chosen.q) <= MAX_CHARACTERS else ""
             empty = _page(services, urls_for(request), Asked(), state, Search(), error)
             context = replace(empty, q=typed, labels=())
+        if is_embed(request) and error is None:
+            return page(request, "search.html", context)
         body = html(request, "search.html", context)
         if error is None and not context.poll:
             return body.encode()

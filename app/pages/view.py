@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from app.figures import signed
 from app.pages.formula import tokens
+from app.pages.parts import Parts
 from app.pages.snippet import snippet
 from app.pages.words import term
 from app.paths import templates_dir
@@ -62,17 +63,30 @@ def environment() -> Environment:
     return made
 
 
-def page(request: Request, template: str, context: Context, status: int = 200) -> HTMLResponse:
-    """The page as a response."""
-    return HTMLResponse(html(request, template, context), status_code=status)
+def page(
+    request: Request, template: str, context: Context, status: int = 200, *, headers: dict[str, str] | None = None,
+    also: tuple[str, ...] = (),
+) -> HTMLResponse:  # fmt: skip
+    """The page as a response; with `embed` in its address the parts of it that are named there, for an <iframe>.
+
+    `also`: parts that this page has and answers elsewhere.
+    """
+    parts = Parts(request, environment(), context.title, also)
+    body = html(request, template, context, parts)
+    if parts.taking:
+        from app.pages.embed import embedded_parts  # which itself is made of pages
+
+        return embedded_parts(request, parts, context)
+    return HTMLResponse(body, status_code=status, headers=headers)
 
 
-def html(request: Request, template: str, context: Context) -> str:
+def html(request: Request, template: str, context: Context, parts: Parts | None = None) -> str:
     """The page as text: the context's fields, the address builder and the current path."""
     fields = {field.name: getattr(context, field.name) for field in dataclasses.fields(context)}  # type: ignore[arg-type]
     made = environment().get_template(template)
     common = {"urls": urls_for(request), "here": here(request), "shown": shown(request)}
-    return made.render(**common, snippet=snippet(request, context), **fields)
+    part = parts or Parts(request, environment(), context.title)
+    return made.render(**common, part=part, snippet=snippet(request, context), **fields)
 
 
 def shown(request: Request) -> frozenset[str]:
