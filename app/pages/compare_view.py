@@ -19,6 +19,7 @@ from app.pages.formula import Piece, plain
 from app.pages.home import Card
 from app.pages.named import component_of, names_of, pieces_of
 from app.pages.reading_view import FLOOR_NAMES, GROUPS, contributor_formula, guessed
+from app.pages.renamed import said_renamed
 from app.pages.view import clipped
 from app.pages.waiting import Step
 from app.services import Services
@@ -117,6 +118,7 @@ class ComparePage:
     left: SideView
     right: SideView
     found: Comparison
+    renamed: tuple[str, ...]
     alignment: Alignment
     groups: tuple[Delta, ...]
     floor: tuple[Delta, ...]
@@ -152,6 +154,7 @@ def comparison_page(
         left=views[0],
         right=views[1],
         found=found,
+        renamed=_renamed(found, sides),
         alignment=found.alignment,
         groups=tuple(
             Delta(GROUP_NAMES.get(row.id, row.id), row.left, row.right)
@@ -236,13 +239,14 @@ def _component_href(urls: Urls, side: Side, component: str) -> str:
 def _changes(urls: Urls, found: Comparison, sides: tuple[Side, ...], rows: tuple[Delta, ...]) -> tuple[Change, ...]:
     """Components of one set of weights, named; the reading's own words where a side lists it among its strongest."""
     left, right = sides
-    names = None if left.checkpoint is None else names_of(left.checkpoint)[0]
+    names = _names(left)
+    listed = None if _renamed(found, sides) else names
     top = {c.id: c for c in (*found.right.summary.top, *found.left.summary.top)}
     made = []
     for row in rows:
         glyph, formula = "h" if ".h" in row.id else "", tuple[Piece, ...]()
         if row.id in top:
-            glyph, formula = top[row.id].glyph, contributor_formula(top[row.id], names, guessed(found.left.summary))
+            glyph, formula = top[row.id].glyph, contributor_formula(top[row.id], listed, guessed(found.left.summary))
         else:
             glyph, formula = _named(left, names, row.id)
         made.append(
@@ -264,8 +268,21 @@ def _named(side: Side, names: Names | None, component: str) -> tuple[str, tuple[
     return glyph, () if names is None or name is None else pieces_of(names, name)
 
 
+def _renamed(found: Comparison, sides: tuple[Side, ...]) -> tuple[str, ...]:
+    """Which sides show names that their checkpoint has changed since."""
+    readings = zip(sides, (found.left, found.right), strict=True)
+    said = ((side.name, said_renamed(reading.summary, _names(side))) for side, reading in readings)
+    return tuple(f"On the {name}: {words[:1].lower()}{words[1:]}" for name, words in said if words)
+
+
+def _names(side: Side) -> Names | None:
+    return None if side.checkpoint is None else names_of(side.checkpoint)[0]
+
+
 def _strongest(urls: Urls, side: Side, reading: Reading) -> tuple[Change, ...]:
-    names = None if side.checkpoint is None else names_of(side.checkpoint)[0]
+    names = _names(side)
+    if said_renamed(reading.summary, names):
+        names = None  # a head's channel without a name of its own does not borrow a later one
     guess = guessed(reading.summary)
     return tuple(
         Change(

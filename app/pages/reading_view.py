@@ -20,6 +20,7 @@ from app.pages.edited import Edited, edited_of
 from app.pages.formula import GUESS, Piece, formula, operand_piece
 from app.pages.named import channel_piece
 from app.pages.panel import Panel
+from app.pages.renamed import said_renamed
 from app.pages.view import chance, clipped, iframe, percent
 from app.store_types import StoredReading
 from app.urls import Urls
@@ -148,6 +149,7 @@ class ReadingPage:
     revised: Revised | None = None
     edited: Edited | None = None
     checks: Checks | None = None
+    renamed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +197,14 @@ def reading_page(
 ) -> ReadingPage:
     """The context of reading.html.
 
-    `shades` (0-4) colours the token strip by a head's attention pattern; `names` name the leading channel of a head.
+    `shades` (0-4) colours the token strip by a head's attention pattern; `names` name the leading channel of a head,
+    where they are still those that the reading was made with.
     """
     reading = stored.reading()
     summary = reading.summary
     kinds = _glyphs(config, summary.units_shape[1])
     shown = chosen.component or (panel.id if panel is not None else None)
+    renamed = said_renamed(summary, names)
 
     def component(name: str) -> str:
         return chosen.href(component=name)
@@ -233,7 +237,7 @@ def reading_page(
         ),
         panel=panel,
         panel_fields=tuple((name, str(value)) for name, value in base.items() if value is not None),
-        rows=tuple(_row(c, component, shown, names, guessed(summary)) for c in summary.top),
+        rows=tuple(_row(c, component, shown, None if renamed else names, guessed(summary)) for c in summary.top),
         sum=sum_line(summary),
         command=command_line(slug, text, summary),
         embed=iframe(f"{origin}{here}&embed=figure,table", _title(summary, slug)),
@@ -249,6 +253,7 @@ def reading_page(
             address=urls.reading(slug, summary.digest, **base),
         ),
         revised=revised,
+        renamed=renamed,
         edited=edited_of(urls, slug, summary, chosen.query()),
     )
 

@@ -23,6 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.convertors import Convertor, register_url_convertor
 
 from app.jobs import Job
+from app.names_index import stamp_of
 from app.pages.asking import (
     Prompt,
     PromptForm,
@@ -41,6 +42,7 @@ from app.pages.named import names_of
 from app.pages.panel import Panel
 from app.pages.people import said_of
 from app.pages.reading_view import Chosen, ReadingPage, reading_page
+from app.pages.renamed import renamed
 from app.pages.revisions import job_of_revision, revised, revisions_json
 from app.pages.view import html, twin
 from app.pages.waiting import waiting_json, waiting_page
@@ -151,7 +153,9 @@ def reading_json(
     asked = _spelled(services, prompt, asked)
     stored = find_stored(services, digest, asked)
     if stored is not None:
-        return twin(stored.reading().to_json() | {"stored": revisions_json(services, stored)})
+        reading, checkpoint = stored.reading(), checkpoint_of(services, stored.checkpoint_hash)
+        count = renamed(reading.summary, None if checkpoint is None else names_of(checkpoint)[0])
+        return twin(reading.to_json() | {"stored": {**revisions_json(services, stored), "renamed": count}})
     _, job = _submitted(services, prompt, asked)
     return twin(waiting_json(services, job), status=202)
 
@@ -244,8 +248,10 @@ def _open(request: Request, slug: str, digest: str, key: tuple[str, ...], kept: 
     if (asked.position is None or asked.target is None) and not waited:
         return RedirectResponse(explicit, status_code=303)
     headers = {"hx-replace-url": explicit} if waited and (asked.position is None or asked.target is None) else {}
+    checkpoint = checkpoint_of(services, stored.checkpoint_hash)
     mark = (
-        stored.revision_id, stored.collected, services.notes.mark(stored.checkpoint_hash),
+        stored.revision_id, stored.collected, None if checkpoint is None else stamp_of(checkpoint.path),
+        services.notes.mark(stored.checkpoint_hash),
         checks_mark(services, stored),
     )  # fmt: skip
     if kept is not None and kept.mark == mark:
