@@ -47,7 +47,7 @@ _TORCH = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 # What was measured on the weights and is worth nothing without them.
 _MEASURED = (
     "names.json", "names.safetensors", "contexts.safetensors", "examples.json", "evaluation.json", "checks.json",
-    "edit-lab.json",
+    "edit-lab.json", "accounting.json", "writes.safetensors", "history.safetensors",
 )  # fmt: skip
 
 
@@ -218,7 +218,7 @@ def _check_replaceable(folder: Path) -> None:
     if folder.is_symlink() or not folder.is_dir():
         raise Conflict(f"{folder} is no folder of its own; give a new or an empty one for the checkpoint.")
     # Drafts are what writing a card or an evaluation leaves when it is killed.
-    drafts = tuple(f".{name}.saving-" for name in (files.CARD, "evaluation.json", "checks.json", "edit-lab.json"))
+    drafts = tuple(f".{name}.saving-" for name in (files.CARD, *_MEASURED))
     others = sorted(
         entry.name for entry in folder.iterdir() if entry.name not in known and not entry.name.startswith(drafts)
     )

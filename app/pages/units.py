@@ -23,6 +23,7 @@ from app.pages.limits import REACHES, order_said
 from app.pages.named import component_of, names_of, operands_of, pieces_of
 from app.pages.panel import KIND_NAMES
 from app.pages.people import People, people_of
+from app.pages.unit_history import HistoryView, history_json, history_of
 from app.pages.view import page, twin
 from app.services import Services, services
 from app.urls import Urls, urls_for
@@ -138,6 +139,7 @@ class UnitPage:
     own_contexts: Strips | None
     memory: Memory | None
     whys: tuple[tuple[str, str], ...]
+    history: HistoryView
     similar: Similar
     mattered: tuple[Mattered, ...]
     values_href: str
@@ -167,6 +169,7 @@ def unit_json(
             "operands": [operand.to_json() for operand in operands],
             "promotes": _promoted(names, component, name),
             "helped": helped_by(checkpoint, component, names),
+            "history": history_json(checkpoint, component),
             "contexts": {
                 str(part): strips_of(contexts, part)
                 for part in dict.fromkeys((*opens(checkpoint.config, component), component))
@@ -273,6 +276,7 @@ def _unit(
         own_contexts=None if kind == "sigmoid" else strips_of(contexts, unit, bounded=kind in BOUNDED),
         memory=_memory(kind, context),
         whys=_whys(urls, checkpoint, unit, context),
+        history=history_of(checkpoint, unit, names),
         similar=_similar(services, urls, checkpoint, names, unit, urls.unit(checkpoint.slug, unit)),
         values_href=urls.values(checkpoint.slug, components=",".join([str(unit), *_read_by(config, unit)])),
         people=people_of(services, urls, request, checkpoint, unit),

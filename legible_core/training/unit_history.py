@@ -1,0 +1,235 @@
+"""history.safetensors: what each unit was at a few moments of the training, beside the weights; imports no torch.
+
+    history = UnitHistory.load(folder, checkpoint.hash, checkpoint.config)   # None where there is none of these weights
+    history.of(Unit(5, 263))                                                 # one Moment for each snapshot, in order
+
+The weights of the snapshots themselves are as large as a checkpoint each; this is what a unit's history needs of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from legible_core.config import ModelConfig
+from legible_core.errors import Corrupt, Unavailable
+from legible_core.legibility import CODES
+from legible_core.reads import opens
+from legible_core.replace import sync
+from legible_core.units import Unit
+
+FILE = "history.safetensors"
+FORMAT, VERSION = "legible-history", "1"
+TOKENS = 5
+MAX_SNAPSHOTS = 100
+# s snapshots, l layers, f units, b of them bounded (as many as there are operands), q quantifiers.
+SHAPES = {
+    "read_cosine": ("float16", "slf"),
+    "write_cosine": ("float16", "slf"),
+    "write_norm": ("float16", "slf"),
+    "promotes": ("int32", "slft"),
+    "unit_on": ("float16", "slb"),
+    "operand_on": ("float16", "slb"),
+    "operand_crisp": ("float16", "slb"),
+    "operand_class": ("int8", "slb"),
+    "half_life": ("float32", "slq"),
+}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One moment of the training: its tokens, the hash of its weights, and its loss (nats) on the text measured on."""
+
+    tokens: int
+    hash: str
+    loss: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {"tokens": self.tokens, "hash": self.hash, "loss": self.loss}
+
+
+@dataclass(frozen=True)
+class OperandThen:
+    """An operand at one moment. cosine: of its read row, under the norm's gain, with its row at the end."""
+
+    id: str
+    on: float
+    crisp: float
+    cls: str | None
+    cosine: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {"id": self.id, "on": self.on, "crisp": self.crisp, "class": self.cls, "cosine": self.cosine}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A unit at one moment.
+
+    write_cosine: of its write column, less its mean, with the column at the end; write_norm: that column's norm.
+    promotes: the ids of the tokens that it promoted most. on: the unit's own ON, None where it has no rails.
+    """
+
+    snapshot: Snapshot
+    operands: tuple[OperandThen, ...]
+    on: float | None
+    read_cosine: float
+    write_cosine: float
+    write_norm: float
+    promotes: tuple[int, ...]
+    half_life: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        lives = self.half_life is not None and math.isfinite(self.half_life)
+        return {
+            **self.snapshot.to_json(),
+            "operands": [operand.to_json() for operand in self.operands],
+            "on": self.on,
+            "read_cosine": self.read_cosine,
+            "write_cosine": self.write_cosine,
+            "write_norm": self.write_norm,
+            "promotes": list(self.promotes),
+            "half_life": self.half_life if lives else None,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class UnitHistory:
+    """Arrays over snapshots, layers and units (`SHAPES`); the last snapshot is the checkpoint itself.
+
+    measured: the text's name and the tokens of it.
+    """
+
+    arrays: dict[str, NDArray[Any]]
+    snapshots: tuple[Snapshot, ...]
+    measured: tuple[str, int]
+    config: ModelConfig
+
+    def of(self, unit: Unit) -> tuple[Moment, ...]:
+        """A unit's history, first snapshot first."""
+        layout = self.config.feed_forward
+        layer, index = unit.layer, unit.unit
+        kind = layout.kind(index)
+        rows = [index]
+        if kind in ("intersection", "difference"):
+            # The rows of all A stand before those of all B, as the units of both operations do.
+            rows = [layout.pair(index), layout.n_pairs + layout.pair(index)]
+        operands = opens(self.config, unit) if index < layout.n_named else (unit,)
+        bounded = index < layout.n_bounded
+        found = []
+        for number, snapshot in enumerate(self.snapshots):
+
+            def figure(name: str, at: int, number: int = number) -> float:
+                return float(self.arrays[name][number, layer, at])
+
+            then = tuple(
+                OperandThen(
+                    str(operand),
+                    figure("operand_on", row),
+                    figure("operand_crisp", row),
+                    _class(int(self.arrays["operand_class"][number, layer, row])),
+                    figure("read_cosine", row),
+                )
+                for operand, row in zip(operands, rows, strict=True)
+                if bounded
+            )
+            decays = kind in ("existential", "proportion")
+            found.append(
+                Moment(
+                    snapshot,
+                    then,
+                    figure("unit_on", index) if bounded else None,
+                    figure("read_cosine", rows[0]),
+                    figure("write_cosine", index),
+                    figure("write_norm", index),
+                    tuple(int(token) for token in self.arrays["promotes"][number, layer, index] if token >= 0),
+                    figure("half_life", index - 2 * layout.n_pairs) if decays else None,
+                )
+            )
+        return tuple(found)
+
+    @classmethod
+    def load(cls, folder: Path, checkpoint_hash: str, config: ModelConfig) -> UnitHistory | None:
+        """What lies beside a checkpoint; None where there is nothing, or only what belongs to other weights.
+
+        Raises `Corrupt` with one sentence when the file is not what it claims to be.
+        """
+        path = folder / FILE
+        if not path.is_file():
+            return None
+        try:
+            with safe_open(path, "np") as file:
+                meta = dict(file.metadata() or {})
+                if meta.get("format") != FORMAT or meta.get("version") != VERSION:
+                    raise Corrupt(f"{FILE} is not of format {FORMAT!r}, version {VERSION}; measure the history again")
+                if meta.get("checkpoint") != checkpoint_hash:
+                    return None
+                snapshots = tuple(_snapshot(each) for each in json.loads(meta["snapshots"]))
+                measured = (str(meta["text"]), int(meta["tokens"]))
+                if not 1 <= len(snapshots) <= MAX_SNAPSHOTS + 1:
+                    raise ValueError
+                arrays = {name: file.get_tensor(name) for name in SHAPES}
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError):
+            raise Corrupt(f"{FILE} is damaged or truncated; measure the history again") from None
+        wanted = shapes(config, len(snapshots))
+        if any((str(array.dtype), array.shape) != wanted[name] for name, array in arrays.items()):
+            raise Corrupt(f"the tensors of {FILE} do not fit this checkpoint; measure the history again")
+        floats = [array for array in arrays.values() if array.dtype.kind == "f"]
+        # A quantifier that forgets nothing has an infinite half-life; nothing else is infinite, and nothing is NaN.
+        if any(np.isnan(array).any() for array in floats) or any(np.isinf(a).any() for a in floats if a.itemsize == 2):
+            raise Corrupt(f"{FILE} holds what is no number; measure the history again")
+        if int(arrays["promotes"].max(initial=-1)) >= config.vocab_size:
+            raise Corrupt(f"{FILE} names tokens that this checkpoint lacks; measure the history again")
+        return cls(arrays, snapshots, measured, config)
+
+    def save(self, folder: Path) -> None:
+        """Write the file, whole or not at all; raises `Unavailable` when the disk does not take it."""
+        path = folder / FILE
+        meta = {
+            "format": FORMAT, "version": VERSION, "checkpoint": self.snapshots[-1].hash,
+            "text": self.measured[0], "tokens": str(self.measured[1]),
+            "snapshots": json.dumps([snapshot.to_json() for snapshot in self.snapshots]),
+        }  # fmt: skip
+        draft = folder / f".{FILE}.saving-{secrets.token_hex(6)}"
+        try:
+            save_file({name: np.ascontiguousarray(self.arrays[name]) for name in SHAPES}, draft, metadata=meta)
+            sync(draft)
+            os.replace(draft, path)
+        except (OSError, SafetensorError) as error:
+            message = f"{path} cannot be written: {error}; name a folder with --out."
+            raise Unavailable(message, code="cannot_write") from None
+        finally:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+
+
+def shapes(config: ModelConfig, snapshots: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """dtype and shape of every array."""
+    layout = config.feed_forward
+    sizes = {
+        "s": snapshots, "l": config.n_layers, "f": layout.d_ff, "b": layout.n_bounded, "q": layout.n_quantifiers,
+        "t": TOKENS,
+    }  # fmt: skip
+    return {name: (dtype, tuple(sizes[letter] for letter in axes)) for name, (dtype, axes) in SHAPES.items()}
+
+
+def _snapshot(found: dict[str, Any]) -> Snapshot:
+    tokens, identity, loss = found["tokens"], found["hash"], float(found["loss"])
+    if type(tokens) is not int or tokens < 0 or not isinstance(identity, str) or not math.isfinite(loss):
+        raise ValueError
+    return Snapshot(tokens, identity, loss)
+
+
+def _class(code: int) -> str | None:
+    return str(CODES[code]) if 0 <= code < len(CODES) else None

@@ -1,0 +1,161 @@
+"""A unit's history: measured from snapshots by the command, stored beside the weights, shown on the unit's page."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from page_samples import Site, make_checkpoint, open_site, parsed, sample_text
+from safetensors.numpy import load_file, save_file
+
+from app.commands.history import history
+from legible_core.checkpoint import load, save
+from legible_core.errors import Corrupt, LegibleError
+from legible_core.folder import Card
+from legible_core.model import Transformer
+from legible_core.naming.promote import promotion
+from legible_core.registry import Checkpoint, open_checkpoint
+from legible_core.training.unit_history import FILE, UnitHistory
+from legible_core.units import Unit
+
+INTERSECTION, EXISTENTIAL, PLAIN = Unit(1, 2), Unit(0, 18), Unit(1, 40)
+
+
+def keep(root: Path, model: Transformer, of: Checkpoint, tokens: int) -> Checkpoint:
+    return save(root / f"{tokens:012d}", model, of.tokenizer_path, Card({"tokens": str(tokens)}), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A checkpoint of 300 tokens whose history says what it was at 100 (all random) and at 200 (one column turned)."""
+    root = tmp_path_factory.mktemp("history")
+    first = make_checkpoint(root / "other", scan=False, seed=1)
+    last = make_checkpoint(root / "last", scan=False)
+    final = keep(root, load(last), last, 300)
+    inside = root / "run" / "snapshots"
+    inside.mkdir(parents=True)
+    (root / "run" / "recipe.json").write_text("{}")
+    keep(inside, load(first), last, 100)
+    turned = load(last)
+    with torch.no_grad():
+        turned.layers[1].feed_forward.down[:, INTERSECTION.unit] *= -2.0
+        turned.layers[1].feed_forward.pair_b[INTERSECTION.unit] *= 3.0
+    keep(inside, turned, last, 200)
+    corpus = root / "corpus.txt"
+    corpus.write_text(sample_text(1, 400), encoding="utf-8")
+    history(str(final.path), [root / "run"], corpus=corpus, tokens=256)
+    return open_checkpoint(final.path)
+
+
+@pytest.fixture(scope="module")
+def site(ended: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    made = open_site(tmp_path_factory.mktemp("data"), ended)
+    yield made
+    made.services.close()
+
+
+def stored(ended: Checkpoint) -> UnitHistory:
+    found = UnitHistory.load(ended.path, ended.hash, ended.config)
+    assert found is not None
+    return found
+
+
+def test_each_snapshot_is_compared_with_the_end(ended: Checkpoint) -> None:
+    found = stored(ended)
+    assert [snapshot.tokens for snapshot in found.snapshots] == [100, 200, 300]
+    assert found.snapshots[-1].hash == ended.hash
+    assert found.measured == ("corpus.txt", 256)
+    random, turned, end = found.of(INTERSECTION)
+    assert (end.write_cosine, end.read_cosine) == pytest.approx((1.0, 1.0), abs=1e-3)
+    assert turned.write_cosine == pytest.approx(-1.0, abs=1e-3)
+    assert turned.write_norm == pytest.approx(2 * end.write_norm, rel=1e-2)
+    assert [operand.id for operand in turned.operands] == ["L1.p2.A", "L1.p2.B"]
+    assert [operand.cosine for operand in turned.operands] == pytest.approx([1.0, 1.0], abs=1e-3)
+    # A row three times as long pushes its operand to the rails; the other one of the pair is untouched.
+    assert turned.operands[1].crisp > end.operands[1].crisp
+    assert turned.operands[0] == end.operands[0]
+    assert abs(random.write_cosine) < 0.8
+    assert random.snapshot.loss != end.snapshot.loss
+
+
+def test_the_figures_are_those_of_a_plain_pass(ended: Checkpoint) -> None:
+    model = load(ended)
+    end = stored(ended).of(EXISTENTIAL)[-1]
+    weights = promotion(model, model.layers[0].feed_forward.down[:, [EXISTENTIAL.unit]])[0]
+    assert list(end.promotes) == weights.topk(5).indices.tolist()
+    assert end.half_life == pytest.approx(np.log(0.5) / np.log(float(model.decay(0)[0])), rel=1e-4)
+    assert [operand.id for operand in end.operands] == ["L0.u18.m"]
+    assert end.on is not None
+    plain = stored(ended).of(PLAIN)[0]
+    assert (plain.operands, plain.on, plain.half_life) == ((), None, None)
+    assert -1.0 <= plain.read_cosine < 1.0
+
+
+@pytest.mark.parametrize("unit", [INTERSECTION, EXISTENTIAL, PLAIN])
+def test_the_page_and_its_json_say_it(site: Site, ended: Checkpoint, unit: Unit) -> None:
+    address = f"/models/{site.checkpoint.slug}/units/{unit}"
+    page = site.client.get(address)
+    assert page.status_code == 200, page.text
+    text = " ".join("".join(parsed(page.text).text).split())
+    assert "Over its training" in text
+    assert "the same 256 tokens of corpus.txt" in text
+    assert page.text.count('class="curve') >= 2
+    assert site.client.get(f"{address}.json").json()["history"] == [m.to_json() for m in stored(ended).of(unit)]
+
+
+def test_what_is_damaged_or_of_other_weights_is_not_shown(ended: Checkpoint, tmp_path: Path) -> None:
+    assert UnitHistory.load(ended.path, "0" * 64, ended.config) is None
+    whole = (ended.path / FILE).read_bytes()
+    (tmp_path / FILE).write_bytes(whole[:-100])
+    with pytest.raises(Corrupt, match="damaged or truncated"):
+        UnitHistory.load(tmp_path, ended.hash, ended.config)
+    from safetensors import safe_open
+
+    with safe_open(ended.path / FILE, "np") as file:
+        meta = file.metadata()
+    for name, value, said in (("promotes", 10**6, "names tokens"), ("unit_on", np.nan, "no number")):
+        arrays = load_file(ended.path / FILE)
+        arrays[name].flat[0] = value
+        save_file(arrays, tmp_path / FILE, metadata=meta)
+        with pytest.raises(Corrupt, match=said):
+            UnitHistory.load(tmp_path, ended.hash, ended.config)
+    shutil.copytree(ended.path, tmp_path / "broken")
+    (tmp_path / "broken" / FILE).write_bytes(b"")
+    made = open_site(tmp_path / "data", open_checkpoint(tmp_path / "broken"))
+    page = made.client.get(f"/models/broken/units/{PLAIN}")
+    made.services.close()
+    assert page.status_code == 200
+    assert "The stored history cannot be used" in page.text
+
+
+def test_what_is_no_snapshot_is_refused_in_one_sentence(ended: Checkpoint, tmp_path: Path) -> None:
+    model = load(ended)
+
+    def refused(*places: Path) -> str:
+        with pytest.raises(LegibleError) as caught:
+            history(str(ended.path), list(places))
+        return caught.value.message
+
+    assert "no folder" in refused(tmp_path / "nothing")
+    assert "no snapshot in" in refused(tmp_path)
+    assert "at least one" in refused(ended.path)
+    later = keep(tmp_path / "a", model_of(model, 0), ended, 400)
+    assert "later than" in refused(later.path)
+    first, second = (keep(tmp_path / name, model_of(model, number), ended, 50) for number, name in ((1, "b"), (2, "c")))
+    assert "leave one out" in refused(first.path, second.path)
+    untold = save(tmp_path / "untold", model_of(model, 3), ended.tokenizer_path)
+    assert "does not say its tokens" in refused(untold.path)
+    wide = make_checkpoint(tmp_path / "wide", scan=False, seed=3)
+    other = type(model)(ended.config.from_json({**ended.config.to_json(), "context": 32}))
+    assert "another architecture" in refused(keep(tmp_path / "d", other, wide, 20).path)
+
+
+def model_of(model: Transformer, number: int) -> Transformer:
+    """The same with one weight of its own, so that its hash is its own."""
+    with torch.no_grad():
+        model.position_embedding[0, 0] = float(number)
+    return model
