@@ -240,7 +240,7 @@ def checkpoint_of(services: Services, stored: StoredMonitor) -> Checkpoint:
     except LegibleError:
         raise NotFound(
             f"The checkpoint {stored.slug} ({stored.checkpoint_hash[:12]}) of this monitor is not here any more.",
-            hint="Add it again with `legible models add`, or delete the monitor.",
+            hint="Add it again with `legible add`, or delete the monitor.",
         ) from None
 
 

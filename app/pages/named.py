@@ -14,6 +14,7 @@ from legible_core.registry import Checkpoint
 from legible_core.units import GLYPHS, Channel, Component, Unit, parse
 
 UNSCANNED = "No scan has named this checkpoint yet; `legible scan {slug} --corpus FILE` does."
+ORDINARY = "No scan names an ordinary model; what its units promote is guessed in each reading, marked ≈."
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,16 @@ def names_of(checkpoint: Checkpoint) -> tuple[Names | None, str | None]:
     try:
         stamps = tuple((checkpoint.path / name).stat().st_mtime_ns for name in (JSON, ARRAYS))
     except OSError:
-        return None, UNSCANNED.format(slug=checkpoint.slug)
+        return None, _missing(checkpoint)
     try:
         names = _load(checkpoint.path, checkpoint.hash, stamps)
     except LegibleError as error:
         return None, f"The names of this checkpoint cannot be used: {error.message.rstrip('.')}."
-    return names, None if names is not None else UNSCANNED.format(slug=checkpoint.slug)
+    return names, None if names is not None else _missing(checkpoint)
+
+
+def _missing(checkpoint: Checkpoint) -> str:
+    return ORDINARY if checkpoint.ordinary else UNSCANNED.format(slug=checkpoint.slug)
 
 
 @lru_cache(maxsize=4)

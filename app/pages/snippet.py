@@ -62,7 +62,8 @@ def snippet(request: Request, context: Any = None, *, error: bool = False) -> Sn
     here = path + (f"?{query}" if query else "")
     if len(here) > LONGEST:
         return None
-    twin = _has_twin(request)
+    # A page whose form is not filled in yet says so by an empty address of its twin.
+    twin = _has_twin(request) and getattr(context, "json_href", None) != ""
     if not twin and not error:
         return Snippet(origin + here)
     client = f"from legible_client import Client\n\nclient = Client({origin + urls.root_path!a})\n"

@@ -110,6 +110,9 @@ def test_every_page_has_its_lines_or_its_address(live, monkeypatch):
         assert isinstance(in_shell(live, lines["curl"]), dict)
         assert isinstance(in_python(live, monkeypatch, lines["python"])["page"], dict)
     assert page(live, f"/models/{slug}/values") == {"address": f"{live.address}/models/{slug}/values"}
+    made = Client(live.address, token=live.token).read(slug, "It was")
+    unfilled = f"/models/{slug}/readings/{made.digest}/causal?view=path"
+    assert page(live, unfilled) == {"address": live.address + unfilled}, "its twin would be refused"
 
 
 def test_shown_lines_are_only_characters_that_are_what_they_look_like(live):
