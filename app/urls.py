@@ -36,6 +36,10 @@ class Urls:
         """A figure's data; `form` is csv or json."""
         return self._url(("models", slug, "figures", f"{figure}.{form}"), {})
 
+    def accounted(self, slug: str, table: str, form: str) -> str:
+        """The numbers of a table of the accounting; `form` is csv or json."""
+        return self._url(("models", slug, "accounting", f"{table}.{form}"), {})
+
     def scans(self, slug: str) -> str:
         """Where the model page's form posts a scan to."""
         return self._url(("models", slug, "scans"), {})
@@ -54,6 +58,10 @@ class Urls:
     def unit(self, slug: str, unit: object, **query: object) -> str:
         """`unit` is a component id such as L11.u39."""
         return self._url(("models", slug, "units", unit), query)
+
+    def unit_figure(self, slug: str, unit: object, figure: str) -> str:
+        """The numbers of a figure of a unit's page, without the ending .csv or .json."""
+        return self._url(("models", slug, "units", unit, "figures", figure), {})
 
     def new_reading(self, slug: str) -> str:
         """Where the prompt box posts to."""

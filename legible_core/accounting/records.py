@@ -280,6 +280,8 @@ class WrittenShares(Part):
     """Of all components of a sort, or of one layer: shares that are covered, characterised; coherent of the latter.
 
     single: characterised ones whose set is one token, so that nothing can be said of its coherence; judged: the others.
+    variation: coefficients of variation of a component's share for a token; tokens_to_half: tokens that hold half of a
+    characterised component's share.
     """
 
     components: int
@@ -288,6 +290,8 @@ class WrittenShares(Part):
     judged: int
     single: int
     coherent: Share
+    variation: Quartiles = NONE
+    tokens_to_half: Quartiles = NONE
 
 
 class LayerWritten(Part):

@@ -9,8 +9,6 @@ coherent when no more than 5 % of them lie as close together.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,6 +34,8 @@ def summarise(
     times = np.bincount(component, sums[:, 0], layout.size).astype(np.float64)
     leading = _leading(component, token, sums, layout.size)
     coherent = _coherence(component, token, sums[:, 0], times, ids, vocabulary)
+    often, variation = _variation(component, sums)
+    to_half = _concentration(component, sums[:, 1], times)
     unit = np.arange(layout.size) >= layout.first_unit
     layer = layout.layer(np.arange(layout.size))
 
@@ -49,11 +49,13 @@ def summarise(
             judged=int(judged.sum()),
             single=int((known & (coherent == -2)).sum()),
             coherent=float((coherent[judged] == 1).mean()) if judged.any() else None,
+            variation=Quartiles.of(variation[mask[often]].tolist()),
+            tokens_to_half=Quartiles.of(to_half[known].tolist()),
         )
 
     every = np.ones(layout.size, bool)
-    variation = _variation(sums)
-    concentration = _concentration(component, sums[:, 1], times)
+    known = times >= CHARACTERISED
+    different = np.bincount(component, minlength=layout.size)
     record = Writes(
         population=population,
         members=_of_histogram(n90),
@@ -68,9 +70,9 @@ def summarise(
         ],
         variation=Quartiles.of(variation.tolist()),
         below_03=float((variation < 0.3).mean()) if variation.size else None,
-        one_token=concentration["one"],
-        half_on_one=concentration["half"],
-        tokens_to_half=Quartiles.of(concentration["to_half"]),
+        one_token=float((different[known] == 1).mean()) if known.any() else None,
+        half_on_one=float((to_half[known] == 1).mean()) if known.any() else None,
+        tokens_to_half=Quartiles.of(to_half[known].tolist()),
     )  # fmt: skip
     meta = {
         "checkpoint": checkpoint,
@@ -79,7 +81,8 @@ def summarise(
         "perplexity": f"{population.perplexity:.6g}",
     }
     judged = np.maximum(coherent, -1).astype(np.int8)
-    return record, Written(times.astype(np.int32), *leading, judged, layout=layout, meta=meta)
+    spread = _medians(often, variation, layout.size)
+    return record, Written(times.astype(np.int32), *leading, judged, spread, layout=layout, meta=meta)
 
 
 def _leading(
@@ -107,29 +110,31 @@ def _places(groups: Ints) -> Ints:
     return np.arange(len(groups)) - np.repeat(starts, lengths)
 
 
-def _variation(sums: Floats) -> Floats:
-    """Standard deviation over mean of the share, of pairs that occur often enough."""
-    often = sums[sums[:, 0] >= OFTEN]
-    n, mean = often[:, 0], often[:, 1] / often[:, 0]
-    variance = np.maximum(often[:, 2] / n - mean**2, 0.0) * n / (n - 1)
-    return np.sqrt(variance) / mean
+def _variation(component: Ints, sums: Floats) -> tuple[Ints, Floats]:
+    """Standard deviation over mean of the share, of pairs that occur often enough; and each pair's component."""
+    often = sums[:, 0] >= OFTEN
+    n, mean = sums[often, 0], sums[often, 1] / sums[often, 0]
+    variance = np.maximum(sums[often, 2] / n - mean**2, 0.0) * n / (n - 1)
+    return component[often], np.sqrt(variance) / mean
 
 
-def _concentration(component: Ints, shares: Floats, times: Floats) -> dict[str, Any]:
-    """How few tokens hold a characterised component's share."""
+def _medians(component: Ints, values: Floats, size: int) -> NDArray[np.float32]:
+    """Each component's median; NaN without a value. Components come in order."""
+    found = np.full(size, np.nan, np.float32)
+    for each, some in zip(np.unique(component), np.split(values, np.flatnonzero(np.diff(component)) + 1), strict=False):
+        found[each] = np.median(some)
+    return found
+
+
+def _concentration(component: Ints, shares: Floats, times: Floats) -> Floats:
+    """How few tokens hold half of each component's share; NaN for one that is not characterised."""
+    found = np.full(len(times), np.nan)
     known = np.flatnonzero(times >= CHARACTERISED)
     starts, ends = np.searchsorted(component, known), np.searchsorted(component, known, side="right")
-    to_half, one = [], 0
-    for start, end in zip(starts, ends, strict=True):
+    for each, start, end in zip(known.tolist(), starts, ends, strict=True):
         held = np.cumsum(np.sort(shares[start:end])[::-1])
-        to_half.append(int(np.searchsorted(held, held[-1] / 2)) + 1)
-        one += end - start == 1
-    count = len(known)
-    return {
-        "one": one / count if count else None,
-        "half": sum(n == 1 for n in to_half) / count if count else None,
-        "to_half": to_half,
-    }
+        found[each] = int(np.searchsorted(held, held[-1] / 2)) + 1
+    return found
 
 
 def _of_histogram(counts: Ints) -> Quartiles:

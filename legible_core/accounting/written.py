@@ -28,7 +28,10 @@ FILE = "writes.safetensors"
 FORMAT, VERSION = "legible-writes", "1"
 TOKENS = 8
 CHARACTERISED = 20
-DTYPES = {"times": "int32", "tokens": "int32", "counts": "int32", "shares": "float32", "coherent": "int8"}
+DTYPES = {
+    "times": "int32", "tokens": "int32", "counts": "int32", "shares": "float32", "coherent": "int8",
+    "variation": "float32",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,16 @@ class Token:
 
 @dataclass(frozen=True)
 class Helped:
-    """times: predictions whose one-hop set it was in. coherent: None where the set was not judged."""
+    """times: predictions whose one-hop set it was in. coherent: None where the set was not judged.
+
+    variation: the median, over tokens that it helped five times or more, of how its share varies, over its mean; None
+    where no token was.
+    """
 
     times: int
     tokens: tuple[Token, ...]
     coherent: bool | None
+    variation: float | None = None
 
     @property
     def characterised(self) -> bool:
@@ -57,6 +65,7 @@ class Helped:
             "times": self.times,
             "characterised": self.characterised,
             "coherent": self.coherent,
+            "variation": self.variation,
             "tokens": [{"token": t.token, "times": t.times, "share": t.share} for t in self.tokens],
         }
 
@@ -64,7 +73,8 @@ class Helped:
 @dataclass(frozen=True, eq=False)
 class Written:
     """Arrays over the components in `counts.Layout`'s order: times (c,), the tokens helped most (c, 8) with -1 where
-    there are fewer, counts and mean shares (c, 8), coherent (c,): 1, 0, or -1 where it was not judged.
+    there are fewer, counts and mean shares (c, 8), coherent (c,): 1, 0, or -1 where it was not judged;
+    variation (c,), NaN where it is not known.
 
     meta: checkpoint, corpus, predictions, perplexity.
     """
@@ -74,6 +84,7 @@ class Written:
     counts: NDArray[np.int32]
     shares: NDArray[np.float32]
     coherent: NDArray[np.int8]
+    variation: NDArray[np.float32]
     layout: Layout
     meta: dict[str, str]
 
@@ -86,6 +97,7 @@ class Written:
             int(self.times[place]),
             tuple(Token(token, times, share) for token, times, share in tokens if token >= 0),
             None if judged < 0 else bool(judged),
+            None if np.isnan(self.variation[place]) else float(self.variation[place]),
         )
 
     @classmethod
@@ -104,11 +116,16 @@ class Written:
                     raise Corrupt(f"{FILE} is not of format {FORMAT!r}, version {VERSION}; account again")
                 if meta.get("checkpoint") != checkpoint_hash:
                     return None
-                arrays = {name: file.get_tensor(name) for name in DTYPES}
+                there = set(file.keys())
+                arrays = {name: file.get_tensor(name) for name in DTYPES if name in there or name != "variation"}
         except (SafetensorError, OSError, ValueError):
             raise Corrupt(f"{FILE} is damaged or truncated; account again") from None
         layout = Layout.of(config)
-        shapes = {name: (layout.size,) if name in ("times", "coherent") else (layout.size, TOKENS) for name in DTYPES}
+        # A file from before it was measured has none.
+        arrays.setdefault("variation", np.full(layout.size, np.nan, np.float32))
+        shapes = {
+            name: (layout.size, TOKENS) if name in ("tokens", "counts", "shares") else (layout.size,) for name in DTYPES
+        }
         if {name: array.shape for name, array in arrays.items()} != shapes or any(
             str(array.dtype) != DTYPES[name] for name, array in arrays.items()
         ):

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from legible_core.accounting.carriage import Maps, carry, fit, score, substitute
-from legible_core.accounting.corpus import Counter
+from legible_core.accounting.corpus import Counter, count_predictions
 from legible_core.accounting.counts import account, flat
 from legible_core.accounting.depth import follow
 from legible_core.accounting.drawing import Drawing, Text
 from legible_core.accounting.drives import Agreements, ranks, read_rows
 from legible_core.accounting.passes import Reader
+from legible_core.accounting.records import Quartiles
 from legible_core.accounting.rows import rows_of
 from legible_core.attribution import Attributor, Question
 from legible_core.editing.native import entering
@@ -93,6 +94,67 @@ def test_counts_are_those_of_each_prediction_by_itself(reader: Reader) -> None:
     assert found.push["random"].net.n == len(plain)
     assert sum(row.attention + row.feed_forward for row in found.layers) == pytest.approx(1.0, abs=1e-6)
     assert sum(bin.n90.n for bin in found.confidence) > len(plain)
+    assert len(found.points) == sum(bin.n90.n for bin in found.confidence)
+    for tenth in found.confidence:
+        here = [point for point in found.points if tenth.low <= point.probability < tenth.high]
+        for name, figure in (("channels", tenth.n90), ("heads", tenth.heads), ("net", tenth.net)):
+            assert figure == Quartiles.of(float(getattr(point, name)) for point in here)
+    over = [point for point in found.points if point.probability >= 0.2]
+    assert sorted(point.channels for point in over) == sorted(one.n() for one, _ in plain)
+    assert sorted(point.heads for point in over) == sorted(whole.n() for _, whole in plain)
+
+
+def test_a_collapsed_model_reads_as_one_component_beside_its_perplexity() -> None:
+    model = tiny_model(tiny_config(biased=False))
+    with torch.no_grad():
+        for layer in model.layers:  # nothing writes but one unit, which pushes one token everywhere
+            layer.attention.output.zero_()
+            layer.feed_forward.down.zero_()
+        model.layers[2].feed_forward.down[:, 40] = 1e3 * (
+            model.unembedding_matrix[7] - model.unembedding_matrix.mean(0)
+        )
+    reader = Reader(model)
+    drawing = Drawing(reader, TEXT, floor=0.5, predictions=20)
+    found = count_predictions(reader, drawing)
+    n90 = found.channels.counts["net"]["n90"]
+    assert (n90.q1, n90.median, n90.q3) == (1.0, 1.0, 1.0)
+    assert found.population.perplexity > VOCAB
+
+
+def test_ranks_member_by_member_are_those_of_every_logit(reader: Reader) -> None:
+    """Each member and each running sum, read through the whole vocabulary by itself."""
+    predictions = 5
+    alone, leads, by_depth = {layer: [] for layer in range(3)}, [], []
+    for drawn in Drawing(reader, TEXT, floor=0.2, predictions=predictions):
+        for place in drawn.places.tolist():
+            token = int(drawn.predicted.token[place])
+            terms = reader.terms(drawn.passed, torch.tensor([place]), torch.tensor([token]))[0].numpy()
+            members = account(terms).members
+            if not members.size:
+                continue
+            every = reader.directions(torch.arange(VOCAB)).double()
+            writes = reader.writes(drawn.passed, place, members).double()
+
+            def rank(vector: torch.Tensor, token: int = token, every: torch.Tensor = every) -> int:
+                scores = every @ vector
+                return 1 + int((scores > scores[token] + 1e-9).sum())
+
+            for member, write in zip(members.tolist(), writes, strict=True):
+                alone[int(reader.layout.layer(np.array([member]))[0])].append((rank(write), terms[member]))
+            leads.append(next((k for k in range(1, len(writes) + 1) if rank(writes[:k].sum(0)) == 1), None))
+            logits = [reader.model.logits(stream[place]) for stream in drawn.passed.streams]
+            by_depth.append([1 + int((each > each[token]).sum()) for each in logits])
+    found = follow(reader, Drawing(reader, TEXT, floor=0.2, predictions=predictions))
+    for row in found.layers:
+        ranks_here = [rank for rank, _ in alone[row.layer]]
+        assert row.members == len(ranks_here)
+        assert row.rank == Quartiles.of(ranks_here)
+    assert found.sum_leads == Quartiles.of(leads)
+    assert found.sum_never == leads.count(None)
+    assert found.ranks == [Quartiles.of(ranks) for ranks in zip(*by_depth, strict=True)]
+    assert found.leading == pytest.approx([np.mean([r == 1 for r in ranks]) for ranks in zip(*by_depth, strict=True)])
+    many = reader.promoted_rank(torch.eye(24), torch.arange(VOCAB), chunk=7)
+    assert (many.sort(1).values == torch.arange(1, VOCAB + 1)).all(), "each token has a rank of its own"
 
 
 def test_the_running_sum_ends_where_the_set_is(reader: Reader) -> None:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from app.account_plots import Middle, Series, linear, logarithmic, plot, shares
 from app.commands.account import account as command
 from app.commands.account import lines, report
-from app.pages.accounted import accounted, accounting_of, helped_by, quartiles
+from app.pages.accounted import accounted, accounting_of, helped_by
+from app.pages.accounted_data import TABLES, accounted_csv, accounted_json
+from app.pages.accounted_tables import quartiles
+from app.pages.view import percent
 from legible_core.accounting import records, written
 from legible_core.accounting.measure import Plan, measure
 from legible_core.accounting.one import document
 from legible_core.accounting.records import Accounting, Quartiles
-from legible_core.errors import LegibleError
+from legible_core.errors import LegibleError, NotFound
 from legible_core.figures import perplexity_text
 from legible_core.pipeline import Engine
 from legible_core.reading import CheckpointRef, ReadingRequest
@@ -43,7 +51,9 @@ def test_every_table_has_its_population_and_the_quality(checkpoint: Any) -> None
     assert missing is None
     shown = accounted(checkpoint)
     ids = [table.id for table in shown.tables]
-    assert ids == ["counts", "confidence", "push", "carriage", "depth", "reads", "ordering", "writes"]
+    assert ids == [
+        "counts", "confidence", "push", "carriage", "depth", "members", "promoted", "reads", "ordering", "writes",
+    ]  # fmt: skip
     assert stored.counts is not None
     assert stored.writes is not None
     for table in shown.tables:
@@ -55,6 +65,8 @@ def test_every_table_has_its_population_and_the_quality(checkpoint: Any) -> None
     n90 = stored.counts.channels.counts["net"]["n90"]
     assert quartiles(n90) in shown.tables[0].rows[0]
     assert len(shown.tables[3].rows) == 3
+    drawn = {table.id: len(table.figures) for table in shown.tables if table.figures}
+    assert drawn == {"confidence": 2, "members": 1}
     said = "\n".join(report(stored))
     assert "perplexity" in said
     assert f"{n90.median:.0f}" in said
@@ -70,7 +82,59 @@ def test_a_unit_says_what_it_helped(checkpoint: Any) -> None:
     assert found is not None
     assert found.times == int(table.times[best])
     assert found.tokens[0].display == f"token {found.tokens[0].id}"
+    assert found.variation is not None
+    assert found.variation == pytest.approx(float(table.variation[best]))
+    stored, _ = accounting_of(checkpoint)
+    assert stored is not None
+    assert stored.writes is not None
+    side = stored.writes.layers[component.layer].feed_forward
+    assert f"L{component.layer}'s 48 units {percent(side.covered)} are covered" in found.layer
+    assert quartiles(side.variation, 2) in found.layer
     assert "perplexity" in found.said
+
+
+def test_every_number_of_the_tables_is_had_as_csv_and_json(checkpoint: Any) -> None:
+    services: Any = SimpleNamespace(catalogue=SimpleNamespace(get=lambda slug: checkpoint))
+    stored, _ = accounting_of(checkpoint)
+    assert stored is not None
+    assert stored.counts is not None
+    assert stored.depth is not None
+    ids = {each for table in accounted(checkpoint).tables for each in table.data}
+    assert ids == {name for tables in TABLES.values() for name in tables}
+    for table in sorted(ids):
+        data = json.loads(bytes(accounted_json("tiny", table, services).body))
+        answer = accounted_csv("tiny", table, services)
+        head, *rows = csv.reader(io.StringIO(bytes(answer.body).decode()))
+        assert f"tiny-accounting-{table}.csv" in answer.headers["content-disposition"]
+        assert head == [*data["columns"], "perplexity", "corpus", "checkpoint"]
+        assert len(rows) == len(data["rows"]) > 0
+        assert {row[-2] for row in rows} == {"random"}
+        assert {float(row[-3]) for row in rows} == {data["population"]["perplexity"]}
+        for row, record in zip(rows, data["rows"], strict=True):
+            assert ["" if value is None else str(value) for value in record.values()] == row[:-3]
+    points = json.loads(bytes(accounted_json("tiny", "predictions", services).body))["rows"]
+    assert [tuple(row.values()) for row in points] == [tuple(point) for point in stored.counts.points]
+    climbed = json.loads(bytes(accounted_json("tiny", "members", services).body))["rows"]
+    assert climbed[0]["cosine_median"] == stored.depth.strongest.median
+    with pytest.raises(NotFound, match="no table 'wishes'; it has counts, "):
+        accounted_json("tiny", "wishes", services)
+
+
+def test_a_figure_has_every_point_and_keeps_within_its_axes() -> None:
+    middles = [Middle(0.05, 40, 60, 90), Middle(0.95, 1, 1, 2)]
+    drawn = str(plot(
+        [Series("a & b", middles, [(0.01, 3.0), (0.99, 1200.0)]), Series("c", middles, second=True)],
+        shares("p"), logarithmic("n90", [1, 1200]), 'said "so"',
+    ))  # fmt: skip
+    assert drawn.count("h0") == 2
+    assert "a &amp; b" in drawn
+    assert "said &#34;so&#34;" in drawn
+    places = [float(y) for y in re.findall(r"M[\d.]+ ([\d.]+)h0", drawn)]
+    assert places[0] > places[1]
+    assert all(24 <= y <= 196 for y in places)
+    assert linear("net", [-3.0, 12.0]).ticks[0] == (-5.0, "−5")
+    assert linear("cosine", [0.61], 1).ticks[-1] == (pytest.approx(0.8), "0.8")
+    assert [text for _, text in logarithmic("k", [1, 80]).ticks] == ["1", "2", "5", "10", "20", "50", "100"]
 
 
 def test_what_is_missing_or_spoilt_is_said(checkpoint: Any, tmp_path: Path) -> None:

@@ -113,6 +113,15 @@ def test_what_was_named_is_summed_up_and_opens_again(reader: Reader, tmp_path: P
     spread = np.median([v.std(ddof=1) / v.mean() for v in often])
     assert record.variation.median == pytest.approx(spread, rel=1e-3)
     assert record.members.n == record.population.predictions
+    layer = record.layers[1].feed_forward
+    spreads = [
+        v.std(ddof=1) / v.mean()
+        for (component, _), shares in expected.items()
+        if component >= reader.layout.first_unit and int(reader.layout.layer(np.array([component]))[0]) == 1
+        and len(v := np.array(shares)) >= 5
+    ]  # fmt: skip
+    assert layer.variation.median == pytest.approx(np.median(spreads), rel=1e-3)
+    assert layer.tokens_to_half.n == round(layer.characterised * layer.components)
     assert record.every.judged + record.every.single == round(record.every.characterised * record.every.components)
     table.save(tmp_path / written.FILE)
     opened = Written.load(tmp_path, HASH, reader.model.config)
