@@ -121,7 +121,7 @@ def plot(series: Sequence[Series], x: Axis, y: Axis, label: str) -> Markup:
 
 def _legend(series: Sequence[Series]) -> str:
     """What each line is, at the top right."""
-    parts, end = [], WIDTH - RIGHT
+    parts, end = [], float(WIDTH - RIGHT)
     for each in reversed(series):
         begin = end - 6.2 * len(each.name) - 22
         tone = " second" if each.second else ""
