@@ -3,7 +3,7 @@
 | kind | payload | result |
 | --- | --- | --- |
 | check | request, slug, optionally top | `causal.checks.check`, with the checkpoint's bands where it has any |
-| necessity, sufficiency | request, slug | `causal.sets` |
+| necessity, sufficiency | request, slug | `causal.sets`, `causal.sufficiency` |
 | path | request, slug, first, second (ids) | `causal.paths.mediation` |
 | sources | request, slug, operand (its id) | `causal.paths.sources` |
 """
@@ -58,7 +58,7 @@ def kinds(engines: Engines) -> Mapping[str, Handler]:
 
     def sufficiency(context: Context) -> Outcome:
         """The smallest kept set found."""
-        from legible_core.causal.sets import sufficiency as run
+        from legible_core.causal.sufficiency import sufficiency as run
 
         return Outcome(run(*ready(context)))
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from app.commands.check_said import bands_table, show_checks, show_necessity, show_path, show_sources, show_sufficiency
 from app.commands.interrupt import interruptible
 from legible_core.errors import LegibleError, NotFound
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from legible_core.causal.records import Checks
     from legible_core.pipeline import Engine
     from legible_core.reading import ReadingRequest
@@ -25,11 +23,15 @@ Text = Annotated[str, typer.Argument(help="The text, read as typed.")]
 Perhaps = Annotated[str | None, typer.Argument(help="The text, read as typed.")]
 Target = Annotated[str | None, typer.Option(help="The token that is asked about; default: the most probable one.")]
 Contrast = Annotated[str | None, typer.Option(help="Ask about the logit difference to this token.")]
+Relative = Annotated[str | None, typer.Option(help="nothing, mean (of the vocabulary) or contrast, as in a reading.")]
 Position = Annotated[int | None, typer.Option(help="0-based position whose next token is read; default: the last.")]
 Corpus = Annotated[Path | None, typer.Option(help="A UTF-8 text file that training did not see, plain or .xz.")]
+Edits = Annotated[
+    list[str] | None,
+    typer.Option("--edit", help="Ask it of the edited model: L5.u263:scale=0.5, L5.p3.A:flip@3; repeatable."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON.")]
 
-FLAGS = {"sign": "⚠ signs differ", "band": "⚠ direct ≠ total"}
 FLOOR, SAMPLE = 0.3, 200
 
 
@@ -46,7 +48,9 @@ def check(
     prompt: Perhaps = None,
     target: Target = None,
     contrast: Contrast = None,
+    relative_to: Relative = None,
     position: Position = None,
+    edit: Edits = None,
     top: Annotated[int, typer.Option(help="How many leading contributions are checked, 1 to 200.")] = 20,
     bands: Annotated[
         bool, typer.Option("--bands", help="Measure this checkpoint's bands on --corpus and store them with it.")
@@ -69,9 +73,11 @@ def check(
     from app.commands.read import find
 
     checkpoint = find(model)
+    asks = (target, contrast, relative_to, position) != (None,) * 4 or bool(edit)
     if bands:
-        if prompt is not None or corpus is None:
-            raise LegibleError("--bands needs --corpus FILE, and no prompt.", code="usage")
+        if prompt is not None or corpus is None or asks:
+            said = "--bands needs --corpus FILE, and no prompt; nor a target, contrast, position or edit of one."
+            raise LegibleError(said, code="usage")
         _measure(checkpoint, corpus, sample, top, floor, seed, out, as_json)
         return
     if prompt is None or corpus is not None or out is not None:
@@ -79,7 +85,7 @@ def check(
             "--corpus and --out go with --bands, and then without a prompt."
         )  # fmt: skip
         raise LegibleError(said, code="usage")
-    engine, request = _asked(checkpoint, prompt, target, contrast, position)
+    engine, request = _asked(checkpoint, prompt, target, contrast, position, relative_to, edit)
     from legible_core.causal.checks import check as run
 
     document = run(engine, request, top, recorded(checkpoint))
@@ -90,7 +96,10 @@ def necessity(
     model: Model,
     prompt: Perhaps = None,
     target: Target = None,
+    contrast: Contrast = None,
+    relative_to: Relative = None,
     position: Position = None,
+    edit: Edits = None,
     seeds: Annotated[int, typer.Option(help="Random sets beside each top set, 1 to 100.")] = 8,
     corpus: Corpus = None,
     sample: Annotated[int, typer.Option(help="With --corpus: how many held-out predictions.")] = SAMPLE,
@@ -105,12 +114,15 @@ def necessity(
     if (prompt is None) == (corpus is None):
         raise LegibleError("Give a prompt, or --corpus FILE for many held-out predictions.", code="usage")
     if corpus is not None:
+        if (target, contrast, relative_to, position) != (None,) * 4 or edit:
+            said = "With --corpus each prediction is the checkpoint's own; leave out target, contrast, position and edit."
+            raise LegibleError(said, code="usage")
         engine, ids, name = _stream(checkpoint, corpus)
         document = _held_out(engine, ids, sample, floor, seed, seeds)
         _print({"kind": "necessity", "corpus": name, **document}, as_json, show_necessity)
         return
     assert prompt is not None
-    engine, request = _asked(checkpoint, prompt, target, None, position)
+    engine, request = _asked(checkpoint, prompt, target, contrast, position, relative_to, edit)
     from legible_core.causal.sets import necessity as run
 
     _print(run(engine, request, seeds=seeds, seed=seed), as_json, show_necessity)
@@ -119,7 +131,10 @@ def necessity(
 def sufficiency(
     model: Model,
     prompt: Text,
+    contrast: Contrast = None,
+    relative_to: Relative = None,
     position: Position = None,
+    edit: Edits = None,
     seeds: Annotated[int, typer.Option(help="Random sets of the size found, 1 to 100.")] = 32,
     seed: Annotated[int, typer.Option(help="Of the random sets.")] = 0,
     as_json: AsJson = False,
@@ -127,8 +142,8 @@ def sufficiency(
     """Search the smallest set of components that still emits the token when all others are zeroed at its position."""
     from app.commands.read import find
 
-    engine, request = _asked(find(model), prompt, None, None, position)
-    from legible_core.causal.sets import sufficiency as run
+    engine, request = _asked(find(model), prompt, None, contrast, position, relative_to, edit)
+    from legible_core.causal.sufficiency import sufficiency as run
 
     _print(run(engine, request, seeds=seeds, seed=seed), as_json, show_sufficiency)
 
@@ -143,7 +158,9 @@ def path(
     ] = None,
     target: Target = None,
     contrast: Contrast = None,
+    relative_to: Relative = None,
     position: Position = None,
+    edit: Edits = None,
     seeds: Annotated[int, typer.Option(help="With --operand: random upstream sets, 1 to 100.")] = 16,
     as_json: AsJson = False,
 ) -> None:
@@ -153,7 +170,7 @@ def path(
 
     if (operand is None) == (first is None or second is None):
         raise LegibleError("Give --first and --second, or --operand alone.", code="usage")
-    engine, request = _asked(find(model), prompt, target, contrast, position)
+    engine, request = _asked(find(model), prompt, target, contrast, position, relative_to, edit)
     from legible_core.causal.paths import mediation, sources
 
     if operand is not None:
@@ -234,12 +251,17 @@ def _stream(checkpoint: Checkpoint, corpus: Path) -> tuple[Engine, Any, str]:
 
 
 def _asked(
-    checkpoint: Checkpoint, prompt: str, target: str | None, contrast: str | None, position: int | None
-) -> tuple[Engine, ReadingRequest]:
+    checkpoint: Checkpoint, prompt: str, target: str | None, contrast: str | None, position: int | None,
+    relative_to: str | None, edits: list[str] | None,
+) -> tuple[Engine, ReadingRequest]:  # fmt: skip
+    from legible_core.interventions_text import as_edits
     from legible_core.pipeline import Engine
 
+    made, wish = as_edits(edits or ()), cast(Any, relative_to)
     engine = Engine.open(checkpoint)
-    return engine, engine.request(prompt, target=target, contrast=contrast, position=position)
+    return engine, engine.request(
+        prompt, target=target, contrast=contrast, position=position, relative_to=wish, edits=made
+    )
 
 
 def recorded(checkpoint: Checkpoint) -> Checks | None:
@@ -273,9 +295,6 @@ class _bar:
         self.progress.stop()
 
 
-# ---- for people ------------------------------------------------------------------------------------------------------
-
-
 def _print(document: dict[str, Any], as_json: bool, show: Any) -> None:
     if as_json:
         typer.echo(json.dumps(document, ensure_ascii=False, allow_nan=False))
@@ -283,121 +302,3 @@ def _print(document: dict[str, Any], as_json: bool, show: Any) -> None:
     from rich.console import Console
 
     show(document, Console(highlight=False))
-
-
-def show_checks(document: dict[str, Any], console: Console) -> None:
-    """One line for each contribution: its term, what its removal did, and whether the two agree."""
-    from rich.text import Text
-
-    table = _table("term", "component", "zero", "direct", "mean", "flipped operands", "then", "")
-    for row in document["checks"]:
-        by = {(r["method"], r["operand"]): r["total"] for r in row["removals"]}
-        flips = [f"{method[5:]} {side} {total:+.2f}" for (method, side), total in by.items() if side]
-        mean = by.get(("mean", None))
-        said = ", ".join(FLAGS[flag] for flag in row["flags"]) or "✓"
-        then = f"{row['after']['prediction']['display']} (rank {row['after']['rank']})"
-        cells = [f"{row['term']:+.3f}", f"{row['glyph']} {row['id']}", f"{row['total']:+.3f}", f"{row['direct']:+.3f}"]
-        cells += ["" if mean is None else f"{mean:+.3f}", ", ".join(flips), then, said]
-        table.add_row(*(Text(cell) for cell in cells))
-    console.print(f"{document['target']['display']}: value {document['value']:.4f} at position {document['position']}")
-    console.print(table)
-    for half in document["halves"]:
-        left = "" if half["shortfall"] is None else f", shortfall {half['shortfall']:.0%} of the linear sum"
-        console.print(
-            f"{half['half']:8} {half['n']:3} checked: direct {half['direct']:+.3f}, each alone {half['alone']:+.3f}, "
-            f"removed together {half['together']:+.3f}{left}"
-        )
-    if document["bands"] is None:
-        console.print("No bands are measured for this checkpoint, so only signs are compared: legible check --bands.")
-
-
-def bands_table(bands: dict[str, Any]) -> Table:
-    table = _table("removed by", "half", "n", "5 %", "median", "95 %", "signs differ", "correlation")
-    for method, rows in bands.items():
-        for half, band in rows.items():
-            numbers = [band["low"], band["median"], band["high"]]
-            r = "" if band["r"] is None else f"{band['r']:.3f}"
-            table.add_row(method, half, str(band["n"]), *(f"{x:.2f}" for x in numbers), f"{band['sign']:.1%}", r)
-    return table
-
-
-def show_necessity(document: dict[str, Any], console: Console) -> None:
-    """Per k the top set beside its random ones."""
-    table = _table("k", "changed", "lost", "linear sum", "shortfall", "random: changed", "lost", "linear sum")
-    for row in document["rows"]:
-        top, random = row["top"], row["random"]
-        short = "" if top["shortfall"] is None else f"{top['shortfall']:.0%}"
-        cells = [str(row["k"]), f"{top['changed']:.0%}", f"{top['lost']:+.3f}", f"{top['linear']:+.3f}", short]
-        table.add_row(*cells, f"{random['changed']:.0%}", f"{random['lost']:+.3f}", f"{random['linear']:+.3f}")
-    if "predictions" in document:
-        console.print(
-            f"{document['predictions']} held-out predictions of probability {document['floor']} or more, "
-            f"of {document['looked']} looked at"
-        )
-    else:
-        console.print(f"{document['target']['display']}, probability {document['probability']:.3f}")
-    console.print(table)
-
-
-def show_sufficiency(document: dict[str, Any], console: Console) -> None:
-    """The set, how it was found, and its controls."""
-    kinds = ", ".join(f"{count} {kind}" for kind, count in document["kinds"].items()) or "none"
-    console.print(
-        f"{document['target']['display']} is emitted by {document['size']} of {document['components']:,} components "
-        f"({kinds}), margin {document['margin']:.3f}; shortest prefix {document['prefix']}; "
-        f"{document['reruns']} re-runs; "
-        + ("each one is needed" if document["minimal"] else "not every single one was shown to be needed")
-    )
-    console.print(", ".join(m["id"] for m in document["members"]), soft_wrap=True)
-    console.print(
-        f"{document['random']['n']} random sets of this size and kinds: {document['random']['emit']:.0%} emit"
-    )
-    sizes = ", ".join(f"{row['size']}: {row['emit']:.0%}" for row in document["random_sizes"])
-    console.print(f"random sets by size: {sizes}", soft_wrap=True)
-    console.print(document["method"], soft_wrap=True)
-
-
-def show_path(document: dict[str, Any], console: Console) -> None:
-    """The four arms and m."""
-    table = _table("", "before", f"{document['first']} removed", "effect", "rank before", "after")
-    for name, said in (("intact", "intact"), ("second_removed", f"{document['second']} zeroed")):
-        arm, rank = document["arms"][name], document["ranks"][name]
-        numbers = [f"{arm['before']:.4f}", f"{arm['after']:.4f}", f"{arm['effect']:+.4f}"]
-        table.add_row(said, *numbers, str(rank["before"]), str(rank["after"]))
-    console.print(table)
-    if document["m"] is None:
-        console.print(f"m is undefined: {document['why_undefined']}.")
-        return
-    console.print(
-        f"m = {document['m']:.3f} of the effect goes through {document['second']}: direct {document['direct']:+.4f}, "
-        f"through it {document['through']:+.4f}, otherwise {document['other']:+.4f}"
-    )
-
-
-def show_sources(document: dict[str, Any], console: Console) -> None:
-    """What is credited, against what its removal does."""
-    credited, random = document["credited"], document["random"]
-    console.print(
-        f"{document['operand']} is {document['activation']:.3f} (pre-activation {document['pre_activation']:+.3f}). "
-        f"Its {credited['n']} leading sources removed: {credited['total']:+.3f} (linear {credited['linear']:+.3f}), "
-        f"to {credited['activation']:.3f}; {random['n']} random sets alike: {random['total']:+.3f} on average, "
-        f"{random['absolute']:.3f} in size"
-    )
-    table = _table("source", "direct", "removed", "cosine", "sort")
-    for row in document["sources"] + [s for s in document["siblings"] if s not in document["sources"]]:
-        cosine = "" if row["cosine"] is None else f"{row['cosine']:.2f}"
-        table.add_row(
-            f"{row['glyph']} {row['id']}", f"{row['direct']:+.3f}", f"{row['total']:+.3f}", cosine, row["sort"]
-        )
-    console.print(table)
-    console.print(f"Effects of {document['floor']:.3f} or less are what a random upstream component does.")
-
-
-def _table(*columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 1 or not column else "right", no_wrap=False)
-    return table

@@ -29,6 +29,7 @@ from app.store_types import StoredReading
 from app.urls import Urls, urls_for
 from legible_core.errors import LegibleError
 from legible_core.interventions import Edit
+from legible_core.interventions_text import edit_text
 from legible_core.reading import ReadingRequest
 from legible_core.reads import check_component, read_of
 from legible_core.registry import Checkpoint
@@ -227,6 +228,11 @@ def _subject(services: Services, digest: str) -> tuple[Prompt, Checkpoint]:
     return prompt, services.catalogue.get(prompt.checkpoint_hash)
 
 
+def _edits(services: Services, prompt: Prompt) -> tuple[Edit, ...]:
+    """The reading's own edits."""
+    stored = services.store.prompt(prompt.digest)
+    return () if stored is None else tuple(Edit.from_json(edit) for edit in stored.edits)
+
 
 def _known(services: Services, prompt: Prompt, asked: AskedCausal) -> Job | None:
     return services.queue.find(_key(prompt.digest, asked))
@@ -236,8 +242,7 @@ def _job(services: Services, prompt: Prompt, checkpoint: Checkpoint, asked: Aske
     """The job of this view; submitted once, and again when its result was forgotten."""
     position = len(prompt.ids) - 1 if asked.position is None else asked.position
     asked = asked.model_copy(update={"position": position})
-    stored = services.store.prompt(prompt.digest)
-    edits = () if stored is None else tuple(Edit.from_json(edit) for edit in stored.edits)
+    edits = _edits(services, prompt)
     dtype: Any = prompt.dtype
     request = ReadingRequest(
         prompt.checkpoint_hash, prompt.ids, position, asked.target, asked.contrast, asked.relative_to, dtype, edits
@@ -319,7 +324,7 @@ def _page(services: Services, urls: Urls, slug: str, prompt: Prompt, asked: Aske
         operand=asked.operand or "",
         reading_href=urls.reading(slug, prompt.digest, **place),
         json_href=urls.json(here) if asked.complete else "",
-        command=_command(slug, prompt, asked),
+        command=_command(slug, prompt, asked, _edits(services, prompt)),
         message=message,
         fault=failed,
         poll=here if waits else "",
@@ -365,15 +370,19 @@ def _reason(job: Job) -> str:
     return str((job.error or {}).get("message", "It was cancelled."))
 
 
-def _command(slug: str, prompt: Prompt, asked: AskedCausal) -> str:
+def _command(slug: str, prompt: Prompt, asked: AskedCausal, edits: tuple[Edit, ...]) -> str:
     command = {"checks": "check", "sources": "path"}.get(asked.view, asked.view)
     words = ["legible", command, slug, prompt.text]
     if asked.position is not None:
         words += ["--position", str(asked.position)]
     if asked.target is not None and asked.view != "sufficiency":
         words += ["--target", f"id:{asked.target}"]
-    if asked.contrast is not None and asked.view in ("checks", "path", "sources"):
+    if asked.contrast is not None:
         words += ["--contrast", f"id:{asked.contrast}"]
+    if asked.relative_to == "mean":
+        words += ["--relative-to", "mean"]
+    for edit in edits:
+        words += ["--edit", edit_text(edit)]
     for name, value in asked.extra().items():
         words += [f"--{name}", value]
     return shlex.join(words)

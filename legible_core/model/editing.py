@@ -79,6 +79,8 @@ class LayerEdits:
     flips: list[Edit] = field(default_factory=list)
     units: list[Edit] = field(default_factory=list)
     unit_columns: list[Edit] = field(default_factory=list)
+    # Last of all, what survives: z and the hidden vector are multiplied by these, (b, 1, h, dh) and (b, 1, f).
+    kept: tuple[Tensor, Tensor] | None = None
 
     @property
     def inside_values(self) -> bool:
@@ -143,7 +145,8 @@ def edit_heads(
 
 
 def edit_units(hidden: Float[Tensor, "b t f"], here: LayerEdits) -> Float[Tensor, "b t f"]:
-    return edit_values(hidden, here.units, _unit, here)
+    hidden = edit_values(hidden, here.units, _unit, here)
+    return hidden if here.kept is None else hidden * here.kept[1].to(hidden)
 
 
 def edit_z(z: Float[Tensor, "b t h dh"], here: LayerEdits) -> Float[Tensor, "b t h dh"]:
@@ -154,7 +157,8 @@ def edit_z(z: Float[Tensor, "b t h dh"], here: LayerEdits) -> Float[Tensor, "b t
         first = component.head * width
         return [first + component.channel] if isinstance(component, Channel) else list(range(first, first + width))
 
-    return edit_values(z.flatten(-2), here.heads, columns, here).unflatten(-1, (-1, width))
+    z = edit_values(z.flatten(-2), here.heads, columns, here).unflatten(-1, (-1, width))
+    return z if here.kept is None else z * here.kept[0].to(z)
 
 
 def edit_values(

@@ -17,7 +17,8 @@ from legible_core.causal.checks import Variant, check, effects_of, variants_of
 from legible_core.causal.paths import mediation, sort_of, sources
 from legible_core.causal.records import Band, Checks
 from legible_core.causal.rerun import Rerun
-from legible_core.causal.sets import Components, held_out, necessity, removals, sufficiency
+from legible_core.causal.sets import Components, held_out, necessity, removals
+from legible_core.causal.sufficiency import sufficiency
 from legible_core.errors import Corrupt, LegibleError, NotFound
 from legible_core.interventions import Edit
 from legible_core.pipeline import Engine
@@ -151,10 +152,8 @@ def test_the_last_layers_units_act_through_the_norm_alone(engine: Engine) -> Non
 
 
 def test_what_cannot_be_checked_is_refused(engine: Engine) -> None:
-    edited = asked(edits=(Edit(Unit(0, 0), "set", 0.0),))
     for call in (
         lambda: check(engine, asked(), top=0),
-        lambda: sufficiency(engine, edited),
         lambda: necessity(engine, asked(), sizes=(1000,)),
         lambda: necessity(engine, asked(), seeds=0),
         lambda: mediation(engine, asked(), Unit(2, 0), Head(2, 0)),

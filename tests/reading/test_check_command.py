@@ -70,9 +70,29 @@ def test_sets_and_paths_are_printed(run):
     assert "leading sources removed" in run("path", PROMPT, "--operand", "L1.p2.A", "--seeds", "2")
 
 
+def test_the_value_asked_and_the_edits_are_those_of_a_reading(run):
+    plain = json.loads(run("check", PROMPT, "--json", "--top", "3"))
+    mean = json.loads(run("check", PROMPT, "--json", "--top", "3", "--relative-to", "mean"))
+    assert (mean["relative_to"], mean["target"]) == ("mean", plain["target"])
+    read = json.loads(run("read", PROMPT, "--json", "--relative-to", "mean", "--top", "3"))
+    assert mean["value"] == pytest.approx(read["value"])
+    assert [row["id"] for row in mean["checks"]] == [row["id"] for row in read["top"]]
+    edit = ("--edit", "L1.u3:set=4")
+    edited = json.loads(run("check", PROMPT, "--json", "--top", "3", *edit))
+    assert edited["digest"] == json.loads(run("read", PROMPT, "--json", *edit))["digest"] != plain["digest"]
+    for command, more in (("necessity", ()), ("sufficiency", ()), ("path", ("--first", "L0.h1", "--second", "L1.u3"))):
+        asked = json.loads(run(command, PROMPT, "--json", "--relative-to", "mean", *edit, *more))
+        assert (asked["relative_to"], asked["digest"]) == ("mean", edited["digest"])
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("check", PROMPT, "--relative-to", "moon"), "nothing, mean or contrast"),
+        (("check", PROMPT, "--edit", "L1.u3:boil"), "boil"),
+        (("check", PROMPT, "--edit", "L7.u3:zero"), "layer 7"),
+        (("check", "--bands", "--corpus", "x.txt", "--edit", "L1.u3:zero"), "no prompt"),
+        (("necessity", "--corpus", "x.txt", "--relative-to", "mean"), "With --corpus"),
         (("check",), "Give a prompt"),
         (("check", PROMPT, "--top", "0"), "1 to 200"),
         (("check", PROMPT, "--bands"), "--corpus FILE"),
