@@ -43,7 +43,7 @@ def saving(
 
     def save() -> Child:
         from app.commands.edit import made_child
-        from legible_core.editing.install import worth_saving
+        from legible_core.editing.installed import worth_saving
 
         best = worth_saving([trial for trials in arms.values() for trial in trials])
         key, target = (show(token) for token in best.pair)

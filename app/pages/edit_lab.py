@@ -22,7 +22,7 @@ from legible_core.editing.results import EXPERIMENTS, FILE, Experiment, Results,
 from legible_core.errors import LegibleError
 from legible_core.naming.tables import Cell, Table
 from legible_core.registry import Checkpoint
-from legible_core.units import Head, Unit, parse
+from legible_core.units import Channel, Head, HeadOperand, Unit, parse
 
 router = APIRouter(prefix="/models/{slug}/edit-lab", default_response_class=HTMLResponse)
 
@@ -30,9 +30,10 @@ REFUSED = "{slug} is an ordinary model; these experiments need a checkpoint that
 # What each experiment asks, in words.
 QUESTIONS = {
     "gains": "Does a louder component move the tokens that its write column names, and no others?",
-    "install": "Can an association A → B that the model does not hold be put into its quietest unit, and at what cost?",
-    "rank-one": "The same associations as a rank-one update of a whole down-projection.",
+    "install": "Can an association A → B that the model does not hold be put into one unit or channel, at what cost?",
+    "rank-one": "The same associations as a rank-one update of a whole down-projection, beside one unit.",
     "circuit": "Can a head be made to fire on A, and a unit two layers up to answer B, over a random direction?",
+    "carried": "Can a head be made to look for A earlier in the text, and a unit to answer B from then on?",
     "drive": "Can a trained unit be driven from two layers below, through the row that it already reads with?",
     "survival": "How much of a written direction is still there at the end, and how much was carried elsewhere?",
 }
@@ -164,13 +165,17 @@ def _is_number(cell: Cell) -> bool:
 
 
 def _href(cell: Cell, slug: str, urls: Urls) -> str | None:
-    """The page of a unit or a head that a cell names by its id; tokens look otherwise."""
+    """The page of the unit or head that a cell names by its id, or the head of a channel; tokens look otherwise."""
     if not isinstance(cell, str) or not cell.startswith("L"):
         return None
     try:
         component = parse(cell)
     except LegibleError:
         return None
-    if isinstance(component, Unit):
-        return urls.unit(slug, component)
-    return urls.head(slug, component) if isinstance(component, Head) else None
+    match component:
+        case Unit():
+            return urls.unit(slug, component)
+        case Head(layer, head) | Channel(layer, head, _) | HeadOperand(layer, head, _, _):
+            return urls.head(slug, Head(layer, head))
+        case _:
+            return None

@@ -21,17 +21,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from legible_core.config import ModelConfig
+from legible_core.editing.channels import Heads
 from legible_core.editing.install import MAX_COST, TOP_RANK, Bench, Pair
-from legible_core.editing.measure import budgets, gathered, outcome, readout, states
+from legible_core.editing.measure import budgets, outcome, readout, reads
 from legible_core.editing.results import Experiment, table
 from legible_core.editing.site import QUANTILE, SiteKind, activity, quietest, read_row
 from legible_core.errors import LegibleError
-from legible_core.interventions import Edit, Vector
-from legible_core.units import Activation, Channel, HeadOperand
+from legible_core.interventions import Edit
+from legible_core.model.transformer import Transformer
 
 ABOVE = 2
 STRENGTHS = (0.25, 1.0)
@@ -80,14 +81,19 @@ class Circuit:
         return self.elsewhere / self.rank
 
 
-def check_writer(config: ModelConfig, writer: int) -> None:
-    """Raise `LegibleError` when a head's layer does not exist, or the layer of its reader."""
+def writer_of(config: ModelConfig, given: int | None = None) -> int:
+    """The layer of the head: the one given, else three below the top, so that its reader is one below the top.
+
+    Raises `LegibleError` when that layer does not exist, or the layer of its reader.
+    """
+    writer = config.n_layers - 2 - ABOVE if given is None else given
     if not 0 <= writer < config.n_layers - ABOVE:
         raise LegibleError(
             f"A head in layer {writer} needs a reader in layer {writer + ABOVE}; this checkpoint's last layer is "
             f"{config.n_layers - 1}.",
             code="bad_options",
         )
+    return writer
 
 
 @torch.no_grad()
@@ -97,51 +103,23 @@ def wire_head(bench: Bench, layer: int, token: int, generator: torch.Generator) 
     Raises `LegibleError` when the text lacks the token.
     """
     model, ids = bench.model, bench.calibration.ids
-    config = model.config
-    entering = states(model, ids, layer, attention=True)
-    aimed = (ids == token).flatten().to(entering.device)
-    key = conditional(entering, aimed)
-    (quiet,) = gathered(model, ids[:8], lambda _layer, z, _hidden: z.abs(), [layer])
-    places = [_quiet_place(bench, layer, head, quiet.mean(dim=0)[head]) for head in range(config.n_heads)]
-    rows = {
-        kind: read_row(kind, key, entering, aimed, biased=config.linear_bias)
-        for kind in {kind for _, _, kind in places}
-    }
-    reads = [Edit(read, "row", rows[kind].bias, vector=Vector.of(rows[kind].row.tolist())) for read, _, kind in places]
-    (z,) = gathered(model, ids, lambda _layer, z, _hidden: z, [layer], reads)
-    values = torch.stack(
-        [z[:, head, [c.channel for c in carried]].sum(dim=-1) for head, (_, carried, _) in enumerate(places)], dim=1
-    )
-    contrast = values[aimed].mean(dim=0) - values[~aimed].mean(dim=0)
-    head = int(contrast.argmax())
-    at, sharp = float(values[aimed, head].mean()), float(contrast[head])
-    private = torch.randn(config.d_model, generator=generator)
+    heads = Heads.of(model, ids, layer)
+    aimed = (ids == token).flatten().to(heads.entering.device)
+    put = heads.sharpest(conditional(heads.entering, aimed), aimed)
+    private = torch.randn(model.config.d_model, generator=generator)
     private = private / private.norm()
-    median = float(torch.cat([model.trace(w).layers[layer].feed_forward_in for w in ids[:4]]).norm(dim=-1).median())
+    size = median_stream(model, ids, layer)
 
     def wiring(strength: float) -> Wiring:
-        column = Vector.of((strength * median / max(at, 1e-6) * private).tolist())
-        writes = [Edit(channel, "column", vector=column) for channel in places[head][1]]
-        return Wiring((reads[head], *writes), head, sharp)
+        edits = [*put.site.read(put.row), *put.site.write(strength * size / put.unit_write * private)]
+        return Wiring(tuple(edits), put.head, put.contrast)
 
     return wiring
 
 
-def _quiet_place(
-    bench: Bench, layer: int, head: int, quiet: Float[Tensor, " dh"]
-) -> tuple[HeadOperand | Channel, tuple[Channel, ...], Activation]:
-    """Of a head: whose row is replaced, the channels that carry it, and the activation behind the row."""
-    config = bench.model.config
-    half = config.d_head // 2
-    if not config.is_bounded(layer, head):
-        channel = int(quiet.argmin())
-        return Channel(layer, head, channel), (Channel(layer, head, channel),), "relu"
-    if config.attention.value == "membership":
-        channel = int(quiet.argmin())
-        return Channel(layer, head, channel), (Channel(layer, head, channel),), "sigmoid"
-    pair = int((quiet[:half] + quiet[half:]).argmin())
-    both = (Channel(layer, head, pair), Channel(layer, head, half + pair))
-    return HeadOperand(layer, head, pair, "A"), both, "sigmoid"
+def median_stream(model: Transformer, windows: Int[Tensor, "w t"], layer: int) -> float:
+    """The median length of the stream that enters a layer's feed-forward, over a few windows."""
+    return float(torch.cat([model.trace(w).layers[layer].feed_forward_in for w in windows[:4]]).norm(dim=-1).median())
 
 
 def conditional(values: Float[Tensor, "n d"], aimed: Bool[Tensor, " n"], count: int = ALL) -> Float[Tensor, " d"]:
@@ -175,10 +153,9 @@ def circuits(
     exist.
     """
     model, ids, text = bench.model, bench.calibration.ids, bench.text
-    check_writer(model.config, writer)
-    reader = writer + ABOVE
+    reader = writer_of(model.config, writer) + ABOVE
     site = quietest(model.config, reader, activity(model, ids, [reader])[reader], kind)
-    clean = states(model, ids, reader)
+    clean = reads(model, bench.calibration, reader)
     found: list[Circuit] = []
     for token, target in pairs:
         aimed = (ids == token).flatten().to(clean.device)
@@ -187,16 +164,16 @@ def circuits(
         before = outcome(model, text, target)
         for strength in strengths:
             wiring = wire(strength)
-            written = states(model, ids, reader, wiring.edits)
+            written = reads(model, bench.calibration, reader, wiring.edits)
             for count in positions:
                 key = conditional(written - clean, aimed, count)
                 row = read_row(site.activation, key, written, aimed, biased=model.config.linear_bias, quantile=quantile)
                 for beta in betas:
-                    reads = [*site.read(row), *site.write(beta / row.on * readout(model, target))]
-                    both = outcome(model, text, target, [*wiring.edits, *reads])
+                    answer = [*site.read(row), *site.write(beta / row.on * readout(model, target))]
+                    both = outcome(model, text, target, [*wiring.edits, *answer])
                     alone: tuple[float | None, float | None] = (None, None)
                     if (strength, beta, count) == (max(strengths), max(betas), ALL):
-                        halves = [outcome(model, text, target, half) for half in (wiring.edits, reads)]
+                        halves = [outcome(model, text, target, half) for half in (wiring.edits, answer)]
                         alone = (halves[0].rank(where), halves[1].rank(where))
                     used = int(aimed.sum()) if count == ALL else min(count, int(aimed.sum()))
                     facts = ((token, target), writer, wiring.head, wiring.contrast, strength, beta, used)

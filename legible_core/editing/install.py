@@ -2,34 +2,35 @@
 
 "Through the Looking Glass" section 4.2: the quietest unit of a layer gets a read row, the layer-native row of A (with
 an off state, `site`), and a write column, β times the centred unembedding row of B over the unit's activation on the
-key. Nothing is fitted, traced or optimised. The comparator (section 4.7, eq. 27) changes the whole down-projection:
+key. Nothing is fitted, traced or optimised. A value channel of a head (section 4.3) gets the same, with the row of A at
+the head's own input, in the head that gathers it most sharply (`channels`). The comparator (section 4.7, eq. 27)
+changes the whole down-projection:
 
     W ← W + β (U_B − Ū) (C⁻¹ k)ᵀ / (kᵀ C⁻¹ k),   k = mean hidden vector where A is the current token, C = E[h hᵀ]
 
 so that a mean A writes β (U_B − Ū), as the unit does; with `identity` C is left out. Both are swept over β, and what is
-compared is the frontier: the best rank of B where A occurs, for each budget of held-out loss.
+compared is the frontier: the best rank of B where A occurs, for each budget of held-out loss (`installed`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from legible_core.editing.measure import HeldOut, budgets, gathered, outcome, readout, states
-from legible_core.editing.native import NativeTable
-from legible_core.editing.results import Experiment, table
-from legible_core.editing.site import QUANTILE, ReadRow, Site, SiteKind, activity, quietest, read_row
+from legible_core.editing.channels import Heads
+from legible_core.editing.measure import HeldOut, gathered, outcome, readout, states
+from legible_core.editing.native import NativeTable, centre_of
+from legible_core.editing.site import QUANTILE, ReadRow, Site, activity, quietest, read_row
 from legible_core.errors import LegibleError
 from legible_core.interventions import Edit, Vector
 from legible_core.model.transformer import Transformer
-from legible_core.naming.tables import Table
 from legible_core.units import Down
 
 BETAS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -38,8 +39,8 @@ BETAS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 LEAST, MOST = 8, 0.01
 TOP_RANK, LEAST_ELSEWHERE, MAX_COST = 10, 0.9, 0.10
 RIDGE = 1e-3
-RANKS = ("B at A before", "B at A", "elsewhere before", "elsewhere")
 
+InstallKind = Literal["plain", "pair", "channel"]
 Pair = tuple[int, int]
 Edits = Callable[[float], list[Edit]]
 
@@ -48,7 +49,9 @@ Edits = Callable[[float], list[Edit]]
 class Trial:
     """One edit. Ranks of the target are medians, where the key is the current token and elsewhere; loss in nats.
 
-    edits: what was done to the model, which `save_child` can write into weights.
+    where: the component whose row or matrix was changed. gathered: of a channel, what its head gathers where A is
+    current less elsewhere, on the text that keys are measured on; None of others. edits: what was done to the model,
+    which `save_child` can write into weights.
     """
 
     pair: Pair
@@ -61,6 +64,8 @@ class Trial:
     loss_before: float
     loss: float
     edits: tuple[Edit, ...] = field(default=(), repr=False, compare=False)
+    where: str = ""
+    gathered: float | None = None
 
     @property
     def cost(self) -> float:
@@ -115,8 +120,32 @@ class Bench:
         others = [int(generator.choice(self.native.tokens[self.native.tokens != key])) for key in chosen]
         return [(int(key), other) for key, other in zip(chosen, others, strict=True)]
 
+    def check_key(self, token: int, shown: str) -> None:
+        """Raise `LegibleError` for a token that is to be a key and that either text lacks; `shown`: it in words."""
+        measured, judged = self._counts(token)
+        if not measured or not judged:
+            raise LegibleError(
+                f"A, {shown}, occurs {measured} times where keys are measured and {judged} times where edits are "
+                "judged, and must occur in both; give more --tokens and --windows, or another A.",
+                code="corpus_too_short",
+            )
+
+    def key(self, layer: int, token: int, entering: Float[Tensor, "n d"]) -> Float[Tensor, " d"]:
+        """Ẽ[layer, token]: the table's row, and measured on `entering` (this text's states) for a token it lacks."""
+        if token in self.native.tokens:
+            return torch.from_numpy(self.native.row(layer, token)).to(entering.device)
+        centre = torch.from_numpy(self.native.centre[layer]).to(entering.device)
+        return entering[self.aimed(token, entering)].mean(dim=0) - centre
+
+    def aimed(self, token: int, like: Tensor) -> Bool[Tensor, " n"]:
+        """Where a token is the current one of the text that keys are measured on."""
+        return (self.calibration.ids == token).flatten().to(like.device)
+
+    def _counts(self, token: int) -> tuple[int, int]:
+        return int((self.calibration.ids == token).sum()), int((self.text.ids == token).sum())
+
     def _key(self, token: int) -> bool:
-        counts = [int((text.ids == token).sum()) for text in (self.calibration, self.text)]
+        counts = self._counts(token)
         sizes = (self.calibration.tokens, self.text.tokens)
         return all(LEAST <= count <= MOST * size for count, size in zip(counts, sizes, strict=True))
 
@@ -126,22 +155,39 @@ def install(
     pairs: Sequence[Pair],
     layers: Sequence[int],
     *,
-    kind: SiteKind,
+    kind: InstallKind,
     betas: Sequence[float] = BETAS,
     quantile: float = QUANTILE,
 ) -> Iterator[Trial]:
-    """Install each association into the quietest unit (or pair) of each layer, at every strength."""
+    """Install each association into the quietest unit (or pair, or channel) of each layer, at every strength."""
+    if kind == "channel":
+        yield from _into_channels(bench, pairs, layers, betas, quantile)
+        return
     model = bench.model
     quiet = activity(model, bench.calibration.ids, layers)
     for layer in layers:
         entering = states(model, bench.calibration.ids, layer)
         site = quietest(model.config, layer, quiet[layer], kind)
         for pair in pairs:
-            aimed = (bench.calibration.ids == pair[0]).flatten().to(entering.device)
-            key = torch.from_numpy(bench.native.row(layer, pair[0])).to(entering.device)
+            key, aimed = bench.key(layer, pair[0], entering), bench.aimed(pair[0], entering)
             row = read_row(site.activation, key, entering, aimed, biased=model.config.linear_bias, quantile=quantile)
-            value = readout(model, pair[1]) / row.on
-            yield from _sweep(bench, pair, layer, partial(_written, site, row, value), betas)
+            edits = partial(_written, site, row, readout(model, pair[1]) / row.on)
+            yield from _sweep(bench, pair, Where(layer, str(site.reads)), edits, betas)
+
+
+def _into_channels(
+    bench: Bench, pairs: Sequence[Pair], layers: Sequence[int], betas: Sequence[float], quantile: float
+) -> Iterator[Trial]:
+    model, ids = bench.model, bench.calibration.ids
+    for layer in layers:
+        heads = Heads.of(model, ids, layer)
+        # The table holds what enters the feed-forward, so the rows at the heads' input are measured on this text.
+        centre = centre_of(heads.entering, ids, bench.native.tokens)
+        for pair in pairs:
+            aimed = bench.aimed(pair[0], heads.entering)
+            put = heads.sharpest(heads.entering[aimed].mean(dim=0) - centre, aimed, quantile)
+            edits = partial(_written, put.site, put.row, readout(model, pair[1]) / put.unit_write)
+            yield from _sweep(bench, pair, Where(layer, str(put.site.reads), put.contrast), edits, betas)
 
 
 def rank_one(
@@ -161,7 +207,8 @@ def rank_one(
             aimed = (bench.calibration.ids == pair[0]).flatten().to(hidden.device)
             direction = update_row(hidden[aimed].mean(dim=0), covariance)
             value = readout(model, pair[1])
-            yield from _sweep(bench, pair, layer, partial(_updated, layer, value, direction), betas)
+            edits = partial(_updated, layer, value, direction)
+            yield from _sweep(bench, pair, Where(layer, str(Down(layer))), edits, betas)
 
 
 def second_moment(hidden: Float[Tensor, "n f"]) -> Float[Tensor, "f f"]:
@@ -186,134 +233,22 @@ def _updated(layer: int, value: Float[Tensor, " d"], row: Float[Tensor, " f"], b
     return [Edit(Down(layer), "rank_one", 1.0, vector=Vector.of(torch.cat([beta * value, row]).tolist()))]
 
 
-def _sweep(bench: Bench, pair: Pair, layer: int, edits: Edits, betas: Sequence[float]) -> Iterator[Trial]:
+@dataclass(frozen=True)
+class Where:
+    """The place of an edit; see `Trial`."""
+
+    layer: int
+    component: str
+    gathered: float | None = None
+
+
+def _sweep(bench: Bench, pair: Pair, at: Where, edits: Edits, betas: Sequence[float]) -> Iterator[Trial]:
     where = bench.text.current(pair[0])
     before = outcome(bench.model, bench.text, pair[1])
     for beta in betas:
         made = edits(beta)
         after = outcome(bench.model, bench.text, pair[1], made)
         yield Trial(
-            pair, layer, beta, before.rank(where), after.rank(where), before.rank(~where), after.rank(~where),
-            before.loss, after.loss, tuple(made),
+            pair, at.layer, beta, before.rank(where), after.rank(where), before.rank(~where), after.rank(~where),
+            before.loss, after.loss, tuple(made), at.component, at.gathered,
         )  # fmt: skip
-
-
-# ---- what is told ----------------------------------------------------------------------------------------------------
-
-
-def best(trials: Sequence[Trial], budget: float, *, local: bool = False) -> float:
-    """The median over pairs of the best rank that some layer and β reach within a budget of loss.
-
-    A pair for which nothing is cheap enough keeps its rank. local: only edits that do not promote B elsewhere count.
-    """
-    found = []
-    for pair in dict.fromkeys(trial.pair for trial in trials):
-        mine = [trial for trial in trials if trial.pair == pair]
-        allowed = [trial.rank for trial in mine if trial.cost <= budget and (trial.local or not local)]
-        found.append(min([mine[0].before, *allowed]))
-    return float(np.median(found)) if found else float("nan")
-
-
-def cheapest(trials: Sequence[Trial]) -> list[Trial]:
-    """For each pair the edit that brings B into the top ten at the least loss, where one does."""
-    found = []
-    for pair in dict.fromkeys(trial.pair for trial in trials):
-        reached = [trial for trial in trials if trial.pair == pair and trial.rank <= TOP_RANK]
-        if reached:
-            found.append(min(reached, key=lambda trial: trial.cost))
-    return found
-
-
-def worth_saving(trials: Sequence[Trial]) -> Trial:
-    """Of the edits that count as installed the one that costs least; raises `LegibleError` where none counts."""
-    counting = [trial for trial in trials if trial.installed]
-    if not counting:
-        raise LegibleError(
-            f"None of these {len(trials)} edits counts as installed, so no child was saved; try another --beta, "
-            "--layer or --seed.",
-            code="not_installed",
-        )
-    return min(counting, key=lambda trial: trial.cost)
-
-
-def frontier(arms: Mapping[str, Sequence[Trial]]) -> Table:
-    """Rank against nats, one row a budget, two columns an arm: any edit, and those that stay local."""
-    columns = ["nats at most", *[f"{name}{end}" for name in arms for end in ("", ", local")]]
-    rows = [
-        [budget, *[best(trials, budget, local=local) for trials in arms.values() for local in (False, True)]]
-        for budget in budgets()
-    ]
-    note = "Median over pairs of B's best rank where A occurs, over layers and β, within the budget."
-    return table("frontier", "Best rank within a budget of held-out loss", columns, rows, note)
-
-
-def by_strength(trials: Sequence[Trial], title: str) -> Table:
-    """One row a β: medians over pairs and layers."""
-    columns = ["β", "edits", *RANKS, "nats", "of the loss", "installed"]
-    rows = []
-    for beta in sorted({trial.beta for trial in trials}):
-        mine = [trial for trial in trials if trial.beta == beta]
-        medians = [
-            float(np.median([getattr(trial, name) for trial in mine]))
-            for name in ("before", "rank", "elsewhere_before", "elsewhere", "cost")
-        ]
-        share = round(100 * float(np.median([trial.cost / trial.loss_before for trial in mine])), 2) + 0.0
-        installed = np.mean([trial.installed for trial in mine])
-        rows.append([beta, len(mine), *medians, f"{share:.2f} %".replace("-", "−"), installed])
-    return table("strength", title, columns, rows, "Medians over pairs and layers; ranks from 1.", ("installed",))
-
-
-def experiment(
-    name: str,
-    arms: Mapping[str, Sequence[Trial]],
-    command: str,
-    settings: dict[str, Any],
-    where: str,
-    show: Callable[[int], str],
-) -> Experiment:
-    """The tables of one or several arms; the first is the experiment's own."""
-    trials = next(iter(arms.values()))
-    reached = cheapest(trials)
-    pairs = list(dict.fromkeys(trial.pair for trial in trials))
-    installed = {trial.pair for trial in trials if trial.installed}
-    rows = []
-    for pair in pairs:
-        mine = [trial for trial in reached if trial.pair == pair]
-        one = mine[0] if mine else min((t for t in trials if t.pair == pair), key=lambda trial: trial.rank)
-        ranks = [one.before, one.rank, one.elsewhere_before, one.elsewhere]
-        rows.append([show(pair[0]), show(pair[1]), one.layer, one.beta, *ranks, one.cost, pair in installed])
-    columns = ["A", "B", "layer", "β", *RANKS, "nats", "installed"]
-    summary = {
-        arm: {
-            "pairs": len({trial.pair for trial in made}),
-            "edits": len(made),
-            "installed_edits": float(np.mean([trial.installed for trial in made])),
-            "installed_pairs": len({trial.pair for trial in made if trial.installed}),
-            "reached_pairs": len(cheapest(made)),
-            "nats_to_top_ten": float(np.median([t.cost for t in cheapest(made)])) if cheapest(made) else None,
-            "elsewhere_ratio": float(np.median([t.elsewhere / t.elsewhere_before for t in cheapest(made)]))
-            if cheapest(made)
-            else None,
-        }
-        for arm, made in arms.items()
-    }
-    return Experiment(
-        name,
-        f"{len(pairs)} random pairs, layers {', '.join(str(n) for n in sorted({t.layer for t in trials}))}, {where}. "
-        f"{len(installed)} of {len(pairs)} pairs count as installed at some setting.",
-        command,
-        settings,
-        summary,
-        (
-            *(by_strength(made, f"By strength: {arm}") for arm, made in arms.items()),
-            frontier(arms),
-            table(
-                "pairs",
-                "Pair by pair: the cheapest edit that reaches the top ten, else the best rank",
-                columns,
-                rows,
-                "Installed at some setting: top ten where A occurs, not promoted elsewhere (rank there at least 0.9 "
-                "times what it was), under 10 % of held-out loss.",
-            ),
-        ),
-    )

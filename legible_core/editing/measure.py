@@ -7,13 +7,15 @@
     np.median(after.ranks[aimed]), after.loss - before.loss      # "Through the Looking Glass" section 4
 
 A rank counts from 1 over the whole vocabulary. Loss is the mean negative log-likelihood in nats of every next token of
-the windows, at the aimed positions too, so an edit that overrides a prediction pays for it.
+the windows, at the aimed positions too, so an edit that overrides a prediction pays for it. A pass begins at the first
+edited layer: the unedited stream that enters it is kept with the text, so a model's weights must stay as they are while
+a text is judged on them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,12 +26,14 @@ from torch import Tensor
 
 from legible_core.errors import LegibleError
 from legible_core.interventions import Edit
+from legible_core.model.editing import by_layer, check_fits, edit_stream, fits
 from legible_core.model.transformer import Transformer
 from legible_core.naming.observe import spread
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 BATCH = 8
+KEPT = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +42,8 @@ class HeldOut:
 
     ids: Int[Tensor, "w t"]
     targets: Int[Tensor, "w t"]
+    # The unedited streams that were asked for last, each with its model and the layer that it enters.
+    _kept: list[tuple[Transformer, int, Tensor]] = field(default_factory=list, init=False, repr=False)
 
     @classmethod
     def of(cls, ids: Ints, length: int, windows: int) -> HeldOut:
@@ -65,6 +71,21 @@ class HeldOut:
     def tokens(self) -> int:
         return self.ids.numel()
 
+    @torch.no_grad()
+    def entering(self, model: Transformer, layer: int) -> Float[Tensor, "w t d"]:
+        """The unedited residual stream before a layer; before the final norm for layer n_layers."""
+        for known, place, stream in self._kept:
+            if place == layer and _same_below(known, model, layer):
+                return stream
+        made = []
+        for ids in self.ids.to(model.token_embedding.device).split(BATCH):
+            x = model._embed(ids, 0, ())[0]
+            for part in model.layers[:layer]:
+                x = model._layer(part, x)[-1]
+            made.append(x)
+        self._kept[:] = [*self._kept[1 - KEPT :], (model, layer, torch.cat(made))]
+        return self._kept[-1][2]
+
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
@@ -81,12 +102,9 @@ class Outcome:
 @torch.no_grad()
 def outcome(model: Transformer, text: HeldOut, target: int, edits: Sequence[Edit] = ()) -> Outcome:
     """Run the windows under the edits; raises what the pass raises, activations that are not finite among it."""
-    device = model.token_embedding.device
     ranks, total, count = [], 0.0, 0
-    for start in range(0, len(text.ids), BATCH):
-        ids, targets = (part[start : start + BATCH].to(device) for part in (text.ids, text.targets))
-        residual = model.residual(ids, edits)
-        for x, y in zip(residual, targets, strict=True):
+    for residual, targets in zip(residuals(model, text, edits), text.targets.split(BATCH), strict=True):
+        for x, y in zip(residual, targets.to(residual.device), strict=True):
             logits = model.logits(x)
             ranks.append((logits > logits[:, target : target + 1]).sum(dim=-1) + 1)
             known = y >= 0
@@ -94,6 +112,49 @@ def outcome(model: Transformer, text: HeldOut, target: int, edits: Sequence[Edit
             total += float((logits.logsumexp(dim=-1) - picked)[known].double().sum())
             count += int(known.sum())
     return Outcome(total / count, torch.stack(ranks).cpu().numpy())
+
+
+@torch.no_grad()
+def residuals(model: Transformer, text: HeldOut, edits: Sequence[Edit] = ()) -> Iterator[Float[Tensor, "b t d"]]:
+    """The final residual stream under the edits, a few windows at a time; equal to `model.residual(ids, edits)`."""
+    depth = model.config.n_layers
+    for edit in edits:
+        edit.check(model.config, text.ids.shape[1])
+    first = min((edit.component.layer for edit in edits), default=depth)
+    here = by_layer(edits, 0)
+    for x in text.entering(model, first).split(BATCH):
+        flags = []
+        for layer in range(first, depth):
+            x = model._layer(model.layers[layer], x, here.get(layer))[-1]
+            flags.append(fits(x))
+        if edits:
+            x = edit_stream(x, here.get(depth))
+            check_fits([*[torch.ones_like(fits(x))] * first, *flags, fits(x)], edits)
+        yield x
+
+
+def _same_below(one: Transformer, other: Transformer, layer: int) -> bool:
+    """Whether two models share everything below a layer, as a model and a copy with one other attention do."""
+    embeddings = one.token_embedding is other.token_embedding and one.position_embedding is other.position_embedding
+    below = zip(one.layers[:layer], other.layers[:layer], strict=True)
+    return one is other or (embeddings and all(mine is theirs for mine, theirs in below))
+
+
+@torch.no_grad()
+def reads(model: Transformer, text: HeldOut, layer: int, edits: Sequence[Edit] = ()) -> Float[Tensor, "n d"]:
+    """The normed states that enter a layer's feed-forward at every position of a text, window after window.
+
+    The edits are of this layer's attention or of layers below; the pass begins at the first of them and ends here.
+    """
+    first = min((edit.component.layer for edit in edits), default=layer)
+    here = by_layer(edits, 0)
+    found = []
+    for x in text.entering(model, first).split(BATCH):
+        for place in range(first, layer):
+            x = model._layer(model.layers[place], x, here.get(place))[-1]
+        middle = model._layer(model.layers[layer], x, here.get(layer))[2]
+        found.append(model.layers[layer].feed_forward_norm(middle).flatten(0, 1))
+    return torch.cat(found)
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -188,6 +189,24 @@ def candidate_tokens(
             code="corpus_too_short",
         )
     return order.astype(np.int64), counts[order]
+
+
+def centre_of(
+    states: Float[Tensor, "n d"], ids: Int[Tensor, "w t"], candidates: NDArray[np.int64]
+) -> Float[Tensor, " d"]:
+    """The mean over candidate tokens of each one's mean state, those that a text holds, each counted once.
+
+    What a table's rows are centred by, for states that no table holds. states: one for each of `ids`, in their order.
+    """
+    flat = ids.flatten().to(states.device)
+    chosen = torch.from_numpy(candidates).to(states.device)
+    order = torch.argsort(chosen)
+    place = torch.searchsorted(chosen[order], flat).clamp(max=len(chosen) - 1)
+    known = chosen[order][place] == flat
+    sums = torch.zeros(len(chosen), states.shape[-1], dtype=torch.float64, device=states.device)
+    sums.index_add_(0, place[known], states[known].double())
+    counts = torch.bincount(place[known], minlength=len(chosen))
+    return (sums[counts > 0] / counts[counts > 0, None]).mean(dim=0).float()
 
 
 @contextlib.contextmanager

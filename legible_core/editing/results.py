@@ -35,6 +35,7 @@ EXPERIMENTS: dict[str, str] = {
     "install": "An association in one unit",
     "rank-one": "An association by a rank-one update",
     "circuit": "A circuit across two layers",
+    "carried": "A condition carried by attention",
     "drive": "Driving trained units from two layers below",
     "survival": "Survival and spill of a written direction",
 }

@@ -29,7 +29,7 @@ from legible_core.errors import LegibleError
 from legible_core.interventions import Edit, Vector
 from legible_core.model.activations import FUNCTIONS
 from legible_core.model.transformer import Transformer
-from legible_core.units import ACTIVATIONS, Activation, Operand, Unit
+from legible_core.units import ACTIVATIONS, Activation, Channel, HeadOperand, Operand, Unit
 
 SiteKind = Literal["pair", "plain"]
 QUANTILE = 0.99
@@ -41,16 +41,15 @@ LEAST_MARGIN = 0.02
 
 @dataclass(frozen=True)
 class Site:
-    """A unit, or the two units of a pair, with the component whose row reads for it."""
+    """A unit, the two units of a pair, or the same in a head, with the component whose row reads for it.
+
+    activation: what stands behind the row; a linear channel has none and is given the slope of a ReLU.
+    """
 
     layer: int
-    reads: Operand | Unit
-    writes: tuple[Unit, ...]
+    reads: Operand | Unit | HeadOperand | Channel
+    writes: tuple[Unit, ...] | tuple[Channel, ...]
     activation: Activation
-
-    @property
-    def kind(self) -> SiteKind:
-        return "pair" if isinstance(self.reads, Operand) else "plain"
 
     def read(self, row: ReadRow) -> list[Edit]:
         """The edit that puts a read row here."""
@@ -100,7 +99,8 @@ def quietest(
 ) -> Site:
     """The plain unit, or the pair, that does least on the text; raises `LegibleError` when the layer has none."""
     layout = config.feed_forward
-    taken = {unit.unit for site in avoid if site.layer == layer for unit in site.writes}
+    written = [unit for site in avoid if site.layer == layer for unit in site.writes]
+    taken = {unit.unit for unit in written if isinstance(unit, Unit)}
     if kind == "pair" and layout.n_pairs:
         # Sum of the two operations' means is the mean of A.
         quiet = (activity[layout.intersections] + activity[layout.differences]).clone()

@@ -13,20 +13,28 @@ from tiny_models import VOCAB, designs, tiny_config, tiny_model
 from legible_core.child import bake
 from legible_core.config import ModelConfig
 from legible_core.editing import install as made
+from legible_core.editing import installed as told
 from legible_core.editing.install import Bench, Trial
 from legible_core.editing.measure import HeldOut, outcome, readout, states
-from legible_core.editing.native import measure_native
+from legible_core.editing.native import centre_of, measure_native
 from legible_core.editing.site import HEIGHT, SiteKind, activity, quietest, read_row
 from legible_core.errors import LegibleError
 from legible_core.interventions import Edit, Vector
-from legible_core.units import Down, Operand, Unit
+from legible_core.units import Down, HeadOperand, Operand, Residual, Unit
 
 BIASED = tiny_config(biased=True)
 
 
-def test_an_outcome_is_the_forward_passes_own_loss_and_ranks() -> None:
-    model, text = tiny_model(designs()[1]), HeldOut.of(ids(9, 4), LENGTH, 9)
-    edits = [Edit(Unit(1, 3), "scale", 3.0)]
+@pytest.mark.parametrize("config", [designs()[0], designs()[1]])
+@pytest.mark.parametrize("component", [Unit(1, 3), Unit(2, 3), Residual(3), Residual(0)])
+def test_an_outcome_is_the_forward_passes_own_loss_and_ranks(config: ModelConfig, component: Unit | Residual) -> None:
+    model, text = tiny_model(config), HeldOut.of(ids(9, 4), LENGTH, 9)
+    direction = Vector.of([0.5] * 12 + [-1.0] * 12)
+    added = isinstance(component, Residual)
+    edits = [Edit(component, "add", 2.0, (3, 7), vector=direction) if added else Edit(component, "scale", 3.0)]
+    clean = outcome(model, text, 7)
+    with torch.no_grad():
+        assert torch.allclose(text.entering(model, 3), model.residual(text.ids), atol=1e-5)
     found = outcome(model, text, 7, edits)
     with torch.no_grad():
         logits = model(text.ids, edits)
@@ -37,6 +45,10 @@ def test_an_outcome_is_the_forward_passes_own_loss_and_ranks() -> None:
     where = text.current(5)
     assert found.rank(where) == np.median(found.ranks[where])
     assert np.isnan(found.rank(np.zeros_like(where)))
+    # What is kept of the unedited passes stays unedited.
+    assert clean.loss == outcome(model, text, 7).loss != found.loss
+    with pytest.raises(LegibleError, match="overflows float32"):
+        outcome(model, text, 7, [Edit(Unit(1, 40), "set", 3e38)])
 
 
 @pytest.mark.parametrize(("config", "kind"), [(tiny_config(), "plain"), (tiny_config(), "pair"), (BIASED, "pair")])
@@ -101,9 +113,9 @@ def test_the_cheapest_installed_edit_is_a_child_with_the_same_outcome(config: Mo
         assert child.rank(lab.text.current(11)) == trial.rank
     counting = [trial for trial in trials if trial.installed]
     assert counting
-    assert made.worth_saving(trials).cost == min(trial.cost for trial in counting)
+    assert told.worth_saving(trials).cost == min(trial.cost for trial in counting)
     with pytest.raises(LegibleError, match="None of these 1 edits counts as installed"):
-        made.worth_saving(trials[:1])
+        told.worth_saving(trials[:1])
 
 
 def test_a_rank_one_update_writes_the_value_once_at_the_mean_key() -> None:
@@ -137,15 +149,78 @@ def test_what_counts_as_installed_and_the_frontier() -> None:
     assert not replace(one, elsewhere=629.0).installed
     assert not replace(one, loss=4.4).installed
     trials = [one, replace(one, beta=4.0, rank=1.0, loss=4.2, elsewhere=400.0), replace(one, pair=(3, 4), rank=90.0)]
-    assert made.best(trials, 0.01) == 500.0
-    assert made.best(trials, 0.05) == (8.0 + 90.0) / 2
-    assert made.best(trials, 0.3) == (1.0 + 90.0) / 2
-    assert made.best(trials, 0.3, local=True) == (8.0 + 90.0) / 2
-    assert made.cheapest(trials) == [one]
-    told = made.experiment("install", {"unit": trials}, "legible edit-lab install x", {}, "here", str)
-    assert told.summary["unit"]["installed_pairs"] == 1
-    assert [row[-1] for row in told.tables[2].rows] == ["yes", "no"]
-    assert "1 of 2 pairs" in told.said
+    assert told.best(trials, 0.01) == 500.0
+    assert told.best(trials, 0.05) == (8.0 + 90.0) / 2
+    assert told.best(trials, 0.3) == (1.0 + 90.0) / 2
+    assert told.best(trials, 0.3, local=True) == (8.0 + 90.0) / 2
+    assert told.cheapest(trials) == [one]
+    arms = {"plain unit": trials, "channel": [replace(one, where="L4.h1.p2.A", gathered=0.25)]}
+    made_of = told.experiment("install", arms, "legible edit-lab install x", {}, "here", str)
+    assert made_of.summary["plain unit"]["installed_pairs"] == 1
+    assert made_of.summary["channel"]["gathered"] == 0.25
+    tables = {table.id: table for table in made_of.tables}
+    assert [row[-1] for row in tables["pairs-plain-unit"].rows] == ["yes", "no"]
+    assert tables["pairs-channel"].rows[0][2:4] == ("L4.h1.p2.A", 0.25)
+    assert [row[:5] for row in tables["arms"].rows] == [
+        ("plain unit", 2, 0.5, "9 % to 91 %", 1),
+        ("channel", 1, 1.0, "21 % to 100 %", 1),
+    ]
+    assert made_of.said.startswith("2 random pairs, layers 4, here. 1 of 2 pairs count")
+
+
+def test_intervals_are_over_pairs() -> None:
+    assert told.wilson(8, 16) == pytest.approx((0.280, 0.720), abs=1e-3)  # a table's value for 8 of 16
+    assert told.wilson(0, 10)[0] == 0.0
+    assert told.median_interval([1.0, 2.0, 3.0, 4.0]) is None
+    assert told.median_interval([2.0] * 9) == (2.0, 2.0)
+    found = told.median_interval(list(np.arange(101.0)))
+    assert found is not None
+    # Order statistics give 40 to 60 here.
+    assert 36 <= found[0] <= 44
+    assert 56 <= found[1] <= 64
+
+
+@pytest.mark.parametrize("config", [tiny_config(), tiny_config("membership", biased=True), tiny_config("linear")])
+def test_an_association_is_installed_into_the_channel_that_gathers_the_key_most_sharply(config: ModelConfig) -> None:
+    lab = bench(config)
+    target = unlikely(lab)
+    weak, strong = made.install(lab, [(11, target)], [2], kind="channel", betas=(0.001, 8.0))
+    row, *columns = strong.edits
+    assert row.operation == "row"
+    assert [edit.operation for edit in columns] == ["column"] * (2 if isinstance(row.component, HeadOperand) else 1)
+    assert strong.where == str(row.component)
+    # What the head gathers where A is current, in a whole pass of the edited model, against what was told.
+    channels = [edit.component for edit in columns]
+    z = torch.cat([lab.model.trace(window, [row]).layers[2].z for window in lab.calibration.ids])
+    carried = sum(z[:, channel.head, channel.channel] for channel in channels)  # type: ignore[union-attr]
+    aimed = (lab.calibration.ids == 11).flatten()
+    assert strong.gathered == pytest.approx(float(carried[aimed].mean() - carried[~aimed].mean()), abs=1e-4)
+    assert strong.gathered is not None
+    assert strong.gathered > 0
+    if config.attention.value != "linear":
+        assert 0.0 <= float(carried.min()) <= float(carried.max()) <= 1.0 + 1e-6
+    # β = 1 writes one centred unembedding row at a mean A.
+    wanted = 8.0 * readout(lab.model, target) / max(float(carried[aimed].mean()), 0.02)
+    assert torch.allclose(torch.tensor(list(columns[0].vector or ())), wanted, rtol=1e-3, atol=1e-3)
+    assert abs(weak.cost) < abs(strong.cost)
+    assert strong.rank < strong.before
+    child = outcome(bake(lab.model, strong.edits), lab.text, target)
+    assert child.loss == pytest.approx(strong.loss, rel=1e-5)
+
+
+def test_a_named_key_need_not_be_a_candidate_but_must_occur() -> None:
+    lab = bench()
+    entering = states(lab.model, lab.calibration.ids, 1)
+    known = int(lab.native.tokens[3])
+    without = replace(lab, table=replace(lab.native, tokens=np.delete(lab.native.tokens, 3)))
+    assert torch.allclose(without.key(1, known, entering), lab.key(1, known, entering), atol=1e-4)
+    flat = lab.calibration.ids.flatten()
+    means = torch.stack([entering[flat == int(token)].mean(0) for token in lab.native.tokens])
+    assert torch.allclose(centre_of(entering, lab.calibration.ids, lab.native.tokens), means.mean(0), atol=1e-5)
+    missing = HeldOut(lab.text.ids.masked_fill(lab.text.ids == known, 0), lab.text.targets)
+    with pytest.raises(LegibleError, match=r"'x', occurs \d+ times where keys are measured and 0 times"):
+        replace(lab, text=missing).check_key(known, "'x'")
+    lab.check_key(known, "'x'")
 
 
 def test_pairs_are_frequent_enough_but_not_too_frequent_and_bad_input_is_refused() -> None:
