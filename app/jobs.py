@@ -38,6 +38,9 @@ KEPT_FINISHED = 1000
 # newest ones are kept, so that all of them together stay under KEPT_CLOSE_UPS * MAX_RESULT_BYTES.
 KEPT_CLOSE_UPS = 64
 MAX_RESULT_BYTES = 4 << 20
+# A slider that moves makes a job a move, and none of them says anything later: of these the rows go too, so that they
+# crowd out no other job's. As many are kept as may still be asked for by pages that watch them.
+PASSING, KEPT_PASSING = ("tune",), 16
 LASTING = ("read", "scan", "index", "values", "similar", "generate", "pair", "check", "necessity", "sufficiency")
 
 LOST = "The worker stopped while it ran this job"
@@ -331,6 +334,11 @@ class Queue(JobQueries):
         oldest = connection.execute(edge).scalar()
         if oldest is not None:
             connection.execute(delete(JobRow).where(ended, JobRow.id <= oldest))
+        passing = and_(ended, JobRow.kind.in_(PASSING))
+        edge = select(JobRow.id).where(passing).order_by(JobRow.id.desc()).offset(KEPT_PASSING).limit(1)
+        oldest = connection.execute(edge).scalar()
+        if oldest is not None:
+            connection.execute(delete(JobRow).where(passing, JobRow.id <= oldest))
         close_up = and_(JobRow.state == "done", JobRow.kind.not_in(LASTING), JobRow.result.is_not(None))
         edge = select(JobRow.id).where(close_up).order_by(JobRow.id.desc()).offset(KEPT_CLOSE_UPS).limit(1)
         oldest = connection.execute(edge).scalar()

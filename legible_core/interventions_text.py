@@ -19,6 +19,8 @@ from legible_core.errors import LegibleError
 from legible_core.interventions import Edit, Vector
 from legible_core.units import parse_place
 
+# Numbers as JSON and every editor of tables write them; `float` would take 1_000 and the digits of other scripts too.
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 _FORM = re.compile(
     r"(?P<component>[^:=~@]+):(?P<operation>[a-z_]+)(?:=(?P<numbers>[^~@]*))?(?:~(?P<vector>[^@]*))?(?:@(?P<at>.*))?"
 )
@@ -26,10 +28,10 @@ _FORM = re.compile(
 
 def edit_text(edit: Edit) -> str:
     """The edit in the short form that `parse_edit` reads."""
-    numbers = [number for number in (edit.value, edit.upper) if number is not None]
+    numbers = [value for value in (edit.value, edit.upper) if value is not None]
     text = f"{edit.component}:{edit.operation}"
     if numbers:
-        text += "=" + ",".join(_number(number) for number in numbers)
+        text += "=" + ",".join(_shown(value) for value in numbers)
     if edit.vector is not None:
         text += "~" + edit.vector.base64()
     if edit.positions is not None:
@@ -43,7 +45,7 @@ def parse_edit(text: str) -> Edit:
     try:
         if match is None:
             raise ValueError
-        numbers = [] if match["numbers"] is None else [float(part) for part in match["numbers"].split(",")]
+        numbers = [] if match["numbers"] is None else [number(part) for part in match["numbers"].split(",")]
         at = None if match["at"] is None else tuple(_position(part) for part in match["at"].split(","))
         if len(numbers) > 2:
             raise ValueError
@@ -81,8 +83,18 @@ def edits_of_field(text: str) -> tuple[Edit, ...]:
     return edits_from_json(text) if text.lstrip().startswith("[") else as_edits(text.split())
 
 
-def _number(number: float) -> str:
-    text = repr(float(number))
+def number(text: str) -> float:
+    """A number as it is typed, in ASCII digits without separators; raises `ValueError` for anything else.
+
+    "nan" and "inf" are read, so that `Edit` can say what is wrong with them.
+    """
+    if not _NUMBER.fullmatch(text.strip()):
+        raise ValueError("no number")
+    return float(text)
+
+
+def _shown(value: float) -> str:
+    text = repr(float(value))
     return text.removesuffix(".0")
 
 

@@ -1,4 +1,4 @@
-"""Tuning a reading: sliders for its leading units and heads, the prediction before and after beside each other.
+"""Tuning a reading: sliders for its leading units, heads and channels, the prediction before and after side by side.
 
     GET  /models/{slug}/readings/{digest}/tune?position=&target=      …/tune.json
     POST …/tune            the form: reads the prompt under its edits and leads to that reading's own page of sliders
@@ -19,9 +19,8 @@ from app import tuning
 from app.jobs import Job
 from app.pages.asking import Prompt, find_prompt, form_fields, read_key, submit_reading
 from app.pages.detail import state_of
-from app.pages.formula import Piece
-from app.pages.reading_view import contributor_formula
-from app.pages.tune_form import CHOICES, SLIDER_MAX, Controls, OperandControl, controls_of, edits_of_form
+from app.pages.tune_form import CHOICES, SLIDER_MAX, controls_of, edits_of_form
+from app.pages.tune_rows import Row, rows_of
 from app.pages.view import chance, clipped, page, twin
 from app.pages.waiting import waiting_json
 from app.services import Services, services
@@ -29,13 +28,11 @@ from app.store import StoredReading
 from app.urls import Urls, urls_for
 from legible_core.errors import LegibleError
 from legible_core.interventions_text import edit_text
-from legible_core.reading import Contributor, ReadingRequest
+from legible_core.reading import ReadingRequest
 from legible_core.registry import Checkpoint
-from legible_core.units import GLYPHS, Head, HeadOperand, Operand, QuantifierOperand, Unit, parse
 
 router = APIRouter(prefix="/models/{slug}/readings/{digest}", default_response_class=HTMLResponse)
 
-ROWS = 12
 # Steps of the continuation: one while a slider moves, all when it rests and on the page itself.
 MOVING, RESTING = 1, 8
 MAX_FIELDS = 400
@@ -54,19 +51,6 @@ def asked_tune(
     target: Annotated[int | None, Query(ge=0, description="token id; the most probable one when left out")] = None,
 ) -> AskedTune:
     return AskedTune(position, target)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A unit or head with its slider; `value` is its term in the unedited reading."""
-
-    id: str
-    glyph: str
-    value: float | None
-    formula: tuple[Piece, ...]
-    href: str
-    scale: float
-    operands: tuple[OperandControl, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +248,6 @@ def _tune_job(services: Services, subject: Subject, steps: int) -> Job:
     return job
 
 
-
 def _whole(typed: str, name: str) -> int | None:
     if not typed.strip():
         return None
@@ -290,7 +273,13 @@ def _page(services: Services, urls: Urls, slug: str, subject: Subject, job: Job)
     read, target = clipped(subject.prompt.text, 120), ""
     if result is not None and subject.plain is not None:
         summary = subject.plain.reading().summary
-        rows = _rows(urls, slug, subject, summary.top, controls, where)
+        digest = _plain(request).digest
+        rows = rows_of(
+            summary.top,
+            controls,
+            subject.checkpoint.config,
+            lambda id: urls.reading(slug, digest, **where, component=id),
+        )
         chances, before, after = _drawn(result)
         target = summary.target.display
         whole = b"".join(bytes.fromhex(token.bytes) for token in summary.tokens[: summary.position + 1])
@@ -324,43 +313,6 @@ def _page(services: Services, urls: Urls, slug: str, subject: Subject, job: Job)
 
 def _reason(job: Job) -> str:
     return str((job.error or {}).get("message", "It was cancelled."))
-
-
-def _rows(
-    urls: Urls, slug: str, subject: Subject, top: tuple[Contributor, ...], controls: Controls, where: dict[str, Any]
-) -> tuple[Row, ...]:
-    """The leading contributors of the unedited reading, and after them what else the edits name."""
-    plain, config = _plain(subject.request).digest, subject.checkpoint.config
-    made, shown = [], set()
-    for c in top[:ROWS]:
-        shown.add(c.id)
-        operands = []
-        for operand in c.operands if c.kind != "head" else ():
-            if isinstance(parse(operand.id), Operand | QuantifierOperand):
-                shown.add(operand.id)
-                label = "" if operand.label is None else operand.label.text
-                operands.append(_operand(operand.id, label, operand.value, controls))
-        href = urls.reading(slug, plain, **where, component=c.id)
-        made.append(
-            Row(c.id, c.glyph, c.value, contributor_formula(c), href, controls.scales.get(c.id, 1.0), tuple(operands))
-        )
-    for id in [*controls.scales, *controls.operands]:
-        if id in shown:
-            continue
-        component = parse(id)
-        if isinstance(component, Unit | Head):
-            kind = "head" if isinstance(component, Head) else config.feed_forward.kind(component.unit)
-            href = urls.reading(slug, plain, **where, component=id)
-            made.append(Row(id, GLYPHS[kind], None, (Piece(kind),), href, controls.scales[id], ()))
-        elif isinstance(component, Operand | HeadOperand | QuantifierOperand):
-            control = _operand(id, "", None, controls)
-            made.append(Row(id, "", None, (Piece("operand"),), "", 1.0, (control,)))
-    return tuple(made)
-
-
-def _operand(id: str, label: str, value: float | None, controls: Controls) -> OperandControl:
-    choice, low, high = controls.operands.get(id, ("as read", "", ""))
-    return OperandControl(id, label, 0.0 if value is None else value, choice, low, high)
 
 
 def _drawn(result: dict[str, Any]) -> tuple[tuple[Chance, ...], Side, Side]:

@@ -1,4 +1,4 @@
-"""Edits as controls of a form, and a form's fields as edits: a slider for each unit and head, a choice for operands.
+"""Edits as controls of a form, and its fields as edits: sliders for units, heads and channels, choices for operands.
 
 What no control can say (a replaced row, an added direction, an edit of other positions) is carried along as it is.
 """
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from legible_core.errors import LegibleError
 from legible_core.interventions import Edit
-from legible_core.interventions_text import edit_text, edits_of_field, parse_edit
-from legible_core.units import Head, HeadOperand, Operand, QuantifierOperand, Unit
+from legible_core.interventions_text import edit_text, edits_of_field, number, parse_edit
+from legible_core.units import Channel, Head, HeadOperand, Operand, QuantifierOperand, Unit
 
 CHOICES = ("as read", "flip", "set", "clamp")
 SLIDER_MAX = 4.0
@@ -53,10 +53,10 @@ def controls_of(edits: Sequence[Edit], position: int) -> Controls:
         id = str(edit.component)
         if not _simple(edit) or edit.positions != scope or id in scales or id in operands:
             rest.append(edit_text(edit))
-        elif isinstance(edit.component, Unit | Head):
+        elif isinstance(edit.component, Unit | Head | Channel):
             scales[id] = 0.0 if edit.value is None else edit.value
         else:
-            operands[id] = (edit.operation, _shown(edit.value), _shown(edit.upper))
+            operands[id] = (edit.operation, typed(edit.value), typed(edit.upper))
     return Controls(scales, operands, here, tuple(rest))
 
 
@@ -64,18 +64,18 @@ def edits_of_form(fields: Mapping[str, str], position: int) -> tuple[Edit, ...]:
     """The edits that a filled-in form means; raises `LegibleError` naming the control whose number is unusable."""
     scope = (position,) if fields.get("scope") == "here" else None
     edits = list(edits_of_field(fields.get("rest", "")))
-    for name, typed in fields.items():
+    for name, text in fields.items():
         found = _ID.fullmatch(name)
         if found is None:
             continue
         sort, id = found.groups()
-        if sort == "scale" and typed.strip() and _number(typed, id) != 1.0:
-            edits.append(_edit(id, f"scale={_number(typed, id)!r}", scope))
-        elif sort == "choice" and typed == "flip":
+        if sort == "scale" and text.strip() and _number(text, id) != 1.0:
+            edits.append(_edit(id, f"scale={_number(text, id)!r}", scope))
+        elif sort == "choice" and text == "flip":
             edits.append(_edit(id, "flip", scope))
-        elif sort == "choice" and typed == "set":
+        elif sort == "choice" and text == "set":
             edits.append(_edit(id, f"set={_number(fields.get(f'low:{id}', ''), id)!r}", scope))
-        elif sort == "choice" and typed == "clamp":
+        elif sort == "choice" and text == "clamp":
             low, high = (_number(fields.get(f"{end}:{id}", ""), id) for end in ("low", "high"))
             edits.append(_edit(id, f"clamp={low!r},{high!r}", scope))
     return tuple(edits)
@@ -83,7 +83,7 @@ def edits_of_form(fields: Mapping[str, str], position: int) -> tuple[Edit, ...]:
 
 def _simple(edit: Edit) -> bool:
     """Whether a control can say it."""
-    if isinstance(edit.component, Unit | Head):
+    if isinstance(edit.component, Unit | Head | Channel):
         return edit.operation == "scale"
     operand = isinstance(edit.component, Operand | HeadOperand | QuantifierOperand)
     return operand and edit.operation in ("flip", "set", "clamp")
@@ -93,14 +93,16 @@ def _edit(id: str, operation: str, scope: tuple[int, ...] | None) -> Edit:
     return parse_edit(f"{id}:{operation}" + ("" if scope is None else f"@{scope[0]}"))
 
 
-def _number(typed: str, id: str) -> float:
+def _number(text: str, id: str) -> float:
     try:
-        return float(typed.strip())
+        return number(text)
     except ValueError:
         raise LegibleError(
-            f"The number {typed[:20]!r} for {id} is no number; give one such as 0.5.", code="bad_edit"
+            f"The number {text[:20]!r} for {id} is no number; give one such as 0.5 or 1e3, in the digits 0 to 9.",
+            code="bad_edit",
         ) from None
 
 
-def _shown(value: float | None) -> str:
+def typed(value: float | None) -> str:
+    """A number as a field holds it: to the last bit, so that what is shared again is the same edit."""
     return "" if value is None else repr(value).removesuffix(".0")

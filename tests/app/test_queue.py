@@ -263,6 +263,21 @@ def test_close_ups_are_bounded_in_size_and_number(queue: Queue, monkeypatch: pyt
     assert queue.get(job.id).state == "running", "the worker stores the reason, as for any failure"
 
 
+def test_moves_of_sliders_leave_few_rows_behind(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.jobs.KEPT_PASSING", 2)
+    submit(queue, "first")
+    queue.finish(claim(queue))
+    for number in range(6):
+        queue.submit("tune", f"move {number}", {})
+        job = queue.claim("w", ["tune"])
+        assert job is not None
+        queue.finish(job, {"position": number})
+    waiting = queue.submit("tune", "move 6", {})
+    assert [job.key for job in queue.list() if job.kind == "tune"][1:] == ["move 5", "move 4"]
+    assert waiting.id in [job.id for job in queue.list()]
+    assert any(job.key == "first" for job in queue.list())
+
+
 def test_any_text_can_be_submitted(queue: Queue) -> None:
     text = "\x00 \ud800 🙂 שלום \r\n"
     assert queue.get(queue.submit("read", "k", {"text": text}).id).payload == {"text": text}

@@ -77,8 +77,13 @@ def test_why_and_values_of_an_edited_prompt(site: Site) -> None:
 def test_the_sliders_show_the_leading_components_and_both_sides(site: Site, sliders: str) -> None:
     page = shown(site, sliders)
     names = re.findall(r'name="scale:(L[^"]+)"', page)
-    assert 8 <= len(names) <= 12
+    channels = [name for name in names if ".c" in name]
+    assert 8 <= len(names) - len(channels) <= 12
     assert len(set(names)) == len(names)
+    heads = [name for name in names if re.fullmatch(r"L\d\.h\d", name)]
+    assert heads
+    assert {name.rpartition(".")[0] for name in channels} == set(heads)
+    assert all(1 <= sum(name.startswith(f"{head}.c") for name in channels) <= 3 for head in heads)
     assert page.count('class="gauge"') >= 20
     before, after = (re.search(rf'id="tune-{side}-probability">([^<]+)<', page) for side in ("before", "after"))
     assert before is not None
@@ -132,10 +137,15 @@ def test_operands_are_set_clamped_and_flipped_by_the_form(site: Site, sliders: s
         chosen = re.search(rf'name="choice:{re.escape(atom)}".*?<option selected>([^<]+)<', restored, re.DOTALL)
         assert chosen is not None
         assert chosen[1] == choice
-    # A component that no slider showed before has one now, because the edits name it.
-    fields = {**place, "scale:L0.u0": "0", "scale:L0.h3": "2"}
-    again = shown(site, site.client.post(path, data=fields).headers["location"])
+    # A component that no slider showed before has one now, because the edits name it; a number comes back whole.
+    fields = {**place, "scale:L0.u0": "0", "scale:L0.h3": "2", "scale:L0.h3.c1": "1.2345678901"}
+    address = site.client.post(path, data=fields).headers["location"]
+    again = shown(site, address)
     assert 'name="scale:L0.h3" step="any" value="2"' in again
+    assert 'name="scale:L0.h3.c1" step="any" value="1.2345678901"' in again
+    # What the page holds, sent as it is, is the same address.
+    names = re.findall(r'name="(scale:[^"]+)" step="any" value="([^"]+)"', again)
+    assert site.client.post(path, data={**place, **dict(names)}).headers["location"] == address
 
 
 @pytest.mark.parametrize(
@@ -143,6 +153,10 @@ def test_operands_are_set_clamped_and_flipped_by_the_form(site: Site, sliders: s
     [
         ({"scale:L0.u3": "lots"}, "no number"),
         ({"scale:L0.u3": "nan"}, "not a finite number"),
+        ({"scale:L0.u3": "1_000"}, "'1_000' for L0.u3 is no number; give one such as 0.5 or 1e3, in the digits 0 to 9"),
+        ({"scale:L0.u3": "٣"}, "is no number"),
+        ({"scale:L0.h1.c99": "2"}, "channel 99 of edit L0.h1.c99 does not exist"),
+        ({"rest": "L0.u3:scale=1_000"}, "is no edit"),
         ({"scale:L9.u3": "2"}, "layer 9 of edit L9.u3 does not exist"),
         ({"choice:L0.p1.A": "set", "low:L0.p1.A": "1.5"}, "membership between 0 and 1"),
         ({"choice:L0.p1.A": "clamp", "low:L0.p1.A": "0.5"}, "no number"),
