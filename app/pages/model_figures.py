@@ -86,7 +86,7 @@ def figure_csv(slug: str, figure: str, services: Annotated[Services, Depends(ser
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow([*table.columns, "perplexity", "checkpoint"])
-    quality = [_quality(names).get("perplexity"), checkpoint.hash]
+    quality = [quality_of(names).get("perplexity"), checkpoint.hash]
     for row in table.rows:
         writer.writerow([_inert(cell) for cell in (*row, *quality)])
     name = f'attachment; filename="{_file(slug, table.id)}.csv"'
@@ -103,7 +103,7 @@ def figure_json(slug: str, figure: str, services: Annotated[Services, Depends(se
         "figure": table.id,
         "title": table.title,
         "note": table.note,
-        "quality": _quality(names),
+        "quality": quality_of(names),
         "corpus": names.meta.get("corpus"),
         "columns": list(table.columns),
         "rows": table.records(),
@@ -122,7 +122,7 @@ def _find(services: Services, slug: str, figure: str) -> tuple[Checkpoint, Names
     return checkpoint, names, found[figure]
 
 
-def _quality(names: Names) -> dict[str, Any]:
+def quality_of(names: Names) -> dict[str, Any]:
     """The loss on the scanned text; empty on the checkpoint's own text, where it measures nothing."""
     return {} if (names.meta.get("corpus") or {}).get("sampled") is not None else names.quality
 

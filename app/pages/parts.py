@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from fastapi import FastAPI, Request
@@ -60,9 +60,13 @@ class Parts:
         self.here = _path(request) if request.method in ("GET", "HEAD") else ""
 
     def __call__(
-        self, name: str, title: str, *, waits: object = False, at: str = "", caller: Callable[[], Markup]
-    ) -> Markup:
-        """A part; `at` is its page's address where that is not the one that was asked for."""
+        self, name: str, title: str, *, waits: object = False, at: str = "", data: str = "",
+        caller: Callable[[], Markup],
+    ) -> Markup:  # fmt: skip
+        """A part; `at` is its page's address where that is not the one that was asked for.
+
+        data: the address of its numbers, without .csv and .json. What is drawn can be saved as SVG and PNG.
+        """
         body = caller()
         if self.taking:
             self.found.append(Part(name, title, quiet(body), bool(waits)))
@@ -70,9 +74,14 @@ class Parts:
         address = at or self.here
         if not address:
             return body
-        line = self._macros.get_template("macros.html").module.iframe_line  # type: ignore[attr-defined]
+        macros: Any = self._macros.get_template("macros.html").module
         frame = f"{self._origin}{with_query(address, embed=name)}"
-        return body + Markup(line(frame, f"{title} · {self._title}", title))
+        line = Markup(macros.iframe_line(frame, f"{title} · {self._title}", title))
+        drawn = "<svg" in body or "data-plotly" in body
+        if not drawn and not data:
+            return body + line
+        row = Markup(macros.exports(file_name(address, name) if drawn else "", data))
+        return Markup("<div data-part>{}{}{}</div>").format(body, row, line)
 
     def state(self, *, waits: object = False, caller: Callable[[], Markup]) -> Markup:
         """What stands on the page while its parts are not there."""
@@ -121,6 +130,12 @@ def with_query(address: str, **changes: str) -> str:
     parts = urlsplit(address)
     kept = [pair for pair in parse_qsl(parts.query, keep_blank_values=True) if pair[0] not in changes]
     return urlunsplit(parts._replace(query=urlencode([*kept, *changes.items()], safe=",/:"), fragment=""))
+
+
+def file_name(address: str, name: str) -> str:
+    """What a saved picture of a part is called, without its ending: novel-legible-units-L0.u3-decay."""
+    steps = [step for step in urlsplit(address).path.split("/") if step not in ("", "models", "readings")]
+    return "-".join([*(step[:12] if len(step) == 64 else step for step in steps), name])
 
 
 def setup(app: FastAPI) -> None:

@@ -153,7 +153,7 @@ def unit_json(
     slug: str, unit: str, request: Request, services: Annotated[Services, Depends(services)]
 ) -> Response:
     """The JSON twin: the unit's name with all its evidence."""
-    checkpoint, component = _find(services, slug, unit)
+    checkpoint, component = find_unit(services, slug, unit)
     names, missing = names_of(checkpoint)
     name = component_of(names, component)
     operands = operands_of(names, name) if names is not None and name is not None else ()
@@ -203,11 +203,12 @@ def unit(
     asked: Annotated[AskedContext, Depends(asked_context)],
 ) -> Response:
     """One unit."""
-    checkpoint, component = _find(services, slug, unit)
+    checkpoint, component = find_unit(services, slug, unit)
     return page(request, "unit.html", _unit(services, request, checkpoint, component, asked))
 
 
-def _find(services: Services, slug: str, text: str) -> tuple[Checkpoint, Unit]:
+def find_unit(services: Services, slug: str, text: str) -> tuple[Checkpoint, Unit]:
+    """The unit that an address names; LegibleError (404) where there is none."""
     checkpoint = services.catalogue.get(slug)
     component = parse(text)
     if not isinstance(component, Unit):
