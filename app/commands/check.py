@@ -115,7 +115,7 @@ def necessity(
         raise LegibleError("Give a prompt, or --corpus FILE for many held-out predictions.", code="usage")
     if corpus is not None:
         if (target, contrast, relative_to, position) != (None,) * 4 or edit:
-            said = "With --corpus each prediction is the checkpoint's own; leave out target, contrast, position and edit."
+            said = "Necessity over --corpus is of the predictions found there; leave target, position and edit out."
             raise LegibleError(said, code="usage")
         engine, ids, name = _stream(checkpoint, corpus)
         document = _held_out(engine, ids, sample, floor, seed, seeds)

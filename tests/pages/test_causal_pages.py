@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_samples import Site, parsed, title
+from page_samples import SLUG, Site, parsed, title
 
 PROMPT = "it was the age of wisdom it was the"
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "causal.md").read_text(encoding="utf-8")
@@ -99,6 +99,19 @@ def test_every_view_is_a_page_and_a_document(site: Site, address: str) -> None:
         form = site.client.get(causal(address, view=view))
         assert form.status_code == 200
         assert "<form" in form.text
+
+
+def test_an_edited_reading_is_asked_the_same_and_its_command_has_the_edits(site: Site) -> None:
+    answer = site.client.post(f"/models/{SLUG}/readings", data={"prompt": PROMPT, "edits": "L1.u5:scale=3"})
+    site.work()
+    address = site.client.get(answer.headers["location"]).headers["location"]
+    page, data = done(site, causal(address, view="sufficiency"))
+    assert data["size"] <= data["prefix"] <= data["components"]
+    words = re.search(r"<pre>(legible sufficiency [^<]+)</pre>", page)
+    assert words is not None
+    assert words[1].endswith("--edit L1.u5:scale=3")
+    mean = site.client.get(causal(address, view="necessity", relative_to="mean")).text
+    assert "--relative-to mean --edit L1.u5:scale=3</pre>" in mean
 
 
 def test_what_cannot_be_asked_is_one_sentence(site: Site, address: str) -> None:

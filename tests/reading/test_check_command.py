@@ -92,7 +92,7 @@ def test_the_value_asked_and_the_edits_are_those_of_a_reading(run):
         (("check", PROMPT, "--edit", "L1.u3:boil"), "boil"),
         (("check", PROMPT, "--edit", "L7.u3:zero"), "layer 7"),
         (("check", "--bands", "--corpus", "x.txt", "--edit", "L1.u3:zero"), "no prompt"),
-        (("necessity", "--corpus", "x.txt", "--relative-to", "mean"), "With --corpus"),
+        (("necessity", "--corpus", "x.txt", "--relative-to", "mean"), "over --corpus"),
         (("check",), "Give a prompt"),
         (("check", PROMPT, "--top", "0"), "1 to 200"),
         (("check", PROMPT, "--bands"), "--corpus FILE"),
