@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | tune | request (its edits are what the sliders say), slug, text, steps | `tuning.Tuned.to_json` |
 
-Nothing is stored beside the job, which is forgotten like every other: a move is ephemeral until it is shared.
+Nothing is stored beside the job, and of such jobs only the last few are kept: a move is ephemeral until it is shared.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -141,7 +141,7 @@ def looking(
             made.query[at] = (height * mean / (mean @ mean)).to(made.query)
         else:
             made.query[at] = 0.0
-            made.query_bias[at], made.key_bias[at] = height, row.bias  # type: ignore[index,operator]
+            made.query_bias[at], made.key_bias[at] = height, row.bias  # type: ignore[operator]
     return made
 
 
@@ -156,7 +156,7 @@ def with_attention(model: Transformer, layer: int, attention: Attention) -> Tran
     made, part = shallow(model), shallow(model.layers[layer])
     part.attention = attention
     made.layers = nn.ModuleList([part if place == layer else other for place, other in enumerate(model.layers)])
-    return made  # type: ignore[no-any-return]
+    return cast(Transformer, made)
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,13 +279,16 @@ def _judged(
     bench: Bench, facts: tuple[Any, ...], base: Outcome, both: Outcome, alone: Sequence[Outcome], fires: Any
 ) -> Carried:
     after, before, distance = (mask.numpy() for mask in seen(bench.text.ids, facts[0][0]))
-    halves = [one.rank(after) for one in alone] or [None, None]
+    write, reader = [one.rank(after) for one in alone] if alone else (None, None)
     far = []
     for low, high in zip(DISTANCES, (*DISTANCES[1:], np.inf), strict=True):
         where: Mask = (distance >= low) & (distance < high)
         far.append((base.rank(where), both.rank(where), _mean(fires, where)))
-    ranks = (base.rank(after), both.rank(after), base.rank(before), both.rank(before))
-    return Carried(*facts, _mean(fires, after), _mean(fires, before), *ranks, base.loss, both.loss, *halves, tuple(far))
+    return Carried(
+        *facts, fires=_mean(fires, after), rests=_mean(fires, before), before=base.rank(after), rank=both.rank(after),
+        elsewhere_before=base.rank(before), elsewhere=both.rank(before), loss_before=base.loss, loss=both.loss,
+        write_alone=write, reader_alone=reader, distances=tuple(far),
+    )  # fmt: skip
 
 
 def _mean(values: Any, where: Mask) -> float:
