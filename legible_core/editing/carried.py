@@ -261,7 +261,10 @@ def carried(
                     alone: list[Outcome] = []
                     if (strength, beta) == (max(strengths), max(betas)):
                         alone = [outcome(wired.model, text, target, wiring), outcome(model, text, target, answer)]
-                    facts = ((token, target), writer, wired.head, kappa, strength, beta, wired.gathered, wired.apart)
+                    facts = {
+                        "pair": (token, target), "writer": writer, "head": wired.head, "kappa": kappa,
+                        "strength": strength, "beta": beta, "gathered": wired.gathered, "apart": wired.apart,
+                    }  # fmt: skip
                     found.append(_judged(bench, facts, base, both, alone, fires.reshape(tuple(text.ids.shape))))
                     if between is not None:
                         between(len(found))
@@ -276,16 +279,16 @@ def _longer(edit: Edit, length: float) -> Edit:
 
 
 def _judged(
-    bench: Bench, facts: tuple[Any, ...], base: Outcome, both: Outcome, alone: Sequence[Outcome], fires: Any
+    bench: Bench, facts: dict[str, Any], base: Outcome, both: Outcome, alone: Sequence[Outcome], fires: Any
 ) -> Carried:
-    after, before, distance = (mask.numpy() for mask in seen(bench.text.ids, facts[0][0]))
+    after, before, distance = (mask.numpy() for mask in seen(bench.text.ids, facts["pair"][0]))
     write, reader = [one.rank(after) for one in alone] if alone else (None, None)
     far = []
     for low, high in zip(DISTANCES, (*DISTANCES[1:], np.inf), strict=True):
         where: Mask = (distance >= low) & (distance < high)
         far.append((base.rank(where), both.rank(where), _mean(fires, where)))
     return Carried(
-        *facts, fires=_mean(fires, after), rests=_mean(fires, before), before=base.rank(after), rank=both.rank(after),
+        **facts, fires=_mean(fires, after), rests=_mean(fires, before), before=base.rank(after), rank=both.rank(after),
         elsewhere_before=base.rank(before), elsewhere=both.rank(before), loss_before=base.loss, loss=both.loss,
         write_alone=write, reader_alone=reader, distances=tuple(far),
     )  # fmt: skip
