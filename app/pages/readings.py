@@ -248,11 +248,10 @@ def _open(request: Request, slug: str, digest: str, key: tuple[str, ...], kept: 
     if (asked.position is None or asked.target is None) and not waited:
         return RedirectResponse(explicit, status_code=303)
     headers = {"hx-replace-url": explicit} if waited and (asked.position is None or asked.target is None) else {}
-    checkpoint = checkpoint_of(services, stored.checkpoint_hash)
+    present = checkpoint_of(services, stored.checkpoint_hash)
     mark = (
-        stored.revision_id, stored.collected, None if checkpoint is None else stamp_of(checkpoint.path),
-        services.notes.mark(stored.checkpoint_hash),
-        checks_mark(services, stored),
+        stored.revision_id, stored.collected, None if present is None else stamp_of(present.path),
+        services.notes.mark(stored.checkpoint_hash), checks_mark(services, stored),
     )  # fmt: skip
     if kept is not None and kept.mark == mark:
         kept.seen = time.monotonic()

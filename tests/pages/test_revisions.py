@@ -54,7 +54,7 @@ def test_an_old_reading_says_so_and_is_read_again_beside_itself(site: Site) -> N
     assert OFFER in page.text
     assert len(site.services.queue.list()) == 1, "looking asks nothing of a worker"
     assert site.client.get(address.replace("?", ".json?")).json()["stored"] == {
-        "revision": 1, "code_version": "0.0.9", "present_version": __version__,
+        "revision": 1, "code_version": "0.0.9", "present_version": __version__, "renamed": 0,
         "revisions": [{"revision": 1, "code_version": "0.0.9", "created_at": pytest.approx(1e9, abs=1e10)}],
     }  # fmt: skip
     again = next(link for link in links(page.text) if "/again" in link)
