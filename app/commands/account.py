@@ -34,6 +34,9 @@ def account(
     position: Annotated[
         int | None, typer.Option(help="0-based position whose next token is read; default: the last.")
     ] = None,
+    heads: Annotated[
+        bool, typer.Option("--heads", help="With a prompt: list the set with heads whole, not channel by channel.")
+    ] = False,
     corpus: Annotated[
         Path | None,
         typer.Option(help="Instead of a prompt: UTF-8 text, plain or .xz, that training did not see."),
@@ -63,11 +66,11 @@ def account(
         raise LegibleError(said, code="usage")
     checkpoint = find(model)
     if prompt is not None:
-        _one(checkpoint, prompt, target, position, as_json)
+        _one(checkpoint, prompt, target, position, heads, as_json)
         return
     assert corpus is not None
-    if target is not None or position is not None:
-        raise LegibleError("--target and --position go with a prompt, not with --corpus.", code="usage")
+    if target is not None or position is not None or heads:
+        raise LegibleError("--target, --position and --heads go with a prompt, not with --corpus.", code="usage")
     if not corpus.is_file():
         raise NotFound(f"There is no text at {corpus}; give a UTF-8 text file, plain or .xz.")
     if out is not None and not out.is_dir():
@@ -95,7 +98,9 @@ def account(
 # ---- one prediction ------------------------------------------------------------------------------------------------
 
 
-def _one(checkpoint: Checkpoint, prompt: str, target: str | None, position: int | None, as_json: bool) -> None:
+def _one(
+    checkpoint: Checkpoint, prompt: str, target: str | None, position: int | None, heads: bool, as_json: bool
+) -> None:
     from legible_core.accounting.one import document
     from legible_core.api import load
 
@@ -105,14 +110,15 @@ def _one(checkpoint: Checkpoint, prompt: str, target: str | None, position: int 
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False, allow_nan=False))
         return
-    for line in lines(found):
+    for line in lines(found, by_head=heads):
         typer.echo(line)
 
 
-def lines(found: dict[str, Any], shown: int = 20) -> list[str]:
-    """The accounting of one prediction as text."""
+def lines(found: dict[str, Any], shown: int = 20, by_head: bool = False) -> list[str]:
+    """The accounting of one prediction as text; `by_head`: its set with heads whole."""
     channels, heads, target = found["channels"], found["heads"], found["target"]
-    net, n90 = channels["net"], channels["counts"]["net"]["n90"]
+    chosen, members = (heads, heads["members"]) if by_head else (channels, found["members"])
+    net, n90 = chosen["net"], chosen["counts"]["net"]["n90"]
     floor = sum(row["value"] for row in found["floor"])
     quality = "unknown" if found["perplexity"] is None else f"{found['perplexity']:.2f}"
     said = [
@@ -125,8 +131,8 @@ def lines(found: dict[str, Any], shown: int = 20) -> list[str]:
         said.append(f"n90 is undefined: the components add up to {net:.3g}, which is not positive")
     else:
         said.append(
-            f"n90 = {n90} of {channels['components']:,} channels and units; opposing mass "
-            f"{channels['opposing_over_net']:.2f} times the net; the checkpoint's perplexity is {quality}"
+            f"n90 = {n90} of {chosen['components']:,} {'heads' if by_head else 'channels'} and units; opposing mass "
+            f"{chosen['opposing_over_net']:.2f} times the net; the checkpoint's perplexity is {quality}"
         )
     said += ["", f"{'components to reach':<30}{'80 %':>8}{'90 %':>8}{'99 %':>8}    with heads whole"]
     words = {"net": "the signed net", "positive": "the positive terms alone", "absolute": "the absolute terms"}
@@ -137,9 +143,9 @@ def lines(found: dict[str, Any], shown: int = 20) -> list[str]:
         ]
         said.append(f"{text:<30}{cells[0]}    {cells[1]}")
     said += ["", f"{'term':>9}{'of net':>9}{'together':>10}  the one-hop set"]
-    for row in found["members"][:shown]:
+    for row in members[:shown]:
         said.append(f"{row['value']:>+9.3f}{row['share']:>9.1%}{row['running']:>+10.3f}  {row['id']}")
-    more = (n90 or 0) - min(shown, len(found["members"]))
+    more = (n90 or 0) - min(shown, len(members))
     if more > 0:
         said.append(f"{more:>28} more")
     return said

@@ -1,15 +1,16 @@
 """The accounting of a reading: how many components carry its prediction, which, and what opposes them.
 
-    GET /models/{slug}/readings/{digest}/account?position=&target=      …/account.json
+    GET /models/{slug}/readings/{digest}/account?position=&target=&by=      …/account.json
 
 Made once by a worker and kept like a close-up. It is always relative to the vocabulary's mean, whatever the reading
-was relative to, so that a random token carries nothing. docs/accounting.md.
+was relative to, so that a random token carries nothing. `by=heads` lists the set with heads whole; the JSON has both.
+docs/accounting.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -40,21 +41,24 @@ DENOMINATORS = {
     "absolute": "of the absolute terms",
 }
 FIRST, SHOWN = 12, 40
+By: TypeAlias = Literal["channels", "heads"]
 
 
 @dataclass(frozen=True, slots=True)
 class AskedAccount:
-    """The query: None takes the last position, and the most probable token there."""
+    """The query: None takes the last position, and the most probable token there. by: what the figures count."""
 
     position: int | None
     target: int | None
+    by: By
 
 
 def asked_account(
     position: Annotated[int | None, Query(ge=0, description="0-based; the last one when left out")] = None,
     target: Annotated[int | None, Query(ge=0, description="token id; the most probable one when left out")] = None,
+    by: Annotated[By, Query(description="whether a head is one component or as many as it has channels")] = "channels",
 ) -> AskedAccount:
-    return AskedAccount(position, target)
+    return AskedAccount(position, target, by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,8 @@ class AccountPage:
     quality: str
     reading_href: str
     json_href: str
+    other: By
+    other_href: str
     command: str
     message: str
     fault: bool
@@ -158,7 +164,8 @@ def account(
     urls = urls_for(request)
     prompt, checkpoint = _subject(services, digest)
     if not services.catalogue.names(slug, checkpoint.hash):
-        address = urls.reading_part(prompt.slug, digest, "account", position=asked.position, target=asked.target)
+        where = {"position": asked.position, "target": asked.target, "by": _spelled(asked.by)}
+        address = urls.reading_part(prompt.slug, digest, "account", **where)
         return RedirectResponse(address, status_code=303)
     job = _job(services, prompt, checkpoint, asked)
     return page(request, "account.html", _page(services, urls, slug, prompt, checkpoint, asked, job))
@@ -169,7 +176,6 @@ def _subject(services: Services, digest: str) -> tuple[Prompt, Checkpoint]:
     return prompt, services.catalogue.get(prompt.checkpoint_hash)
 
 
-
 def _job(services: Services, prompt: Prompt, checkpoint: Checkpoint, asked: AskedAccount) -> Job:
     """The job that accounts for it; submitted once, and again when its result was forgotten."""
     stored = services.store.prompt(prompt.digest)
@@ -178,7 +184,8 @@ def _job(services: Services, prompt: Prompt, checkpoint: Checkpoint, asked: Aske
     position = len(prompt.ids) - 1 if asked.position is None else asked.position
     request = ReadingRequest(prompt.checkpoint_hash, prompt.ids, position, asked.target, dtype=dtype, edits=edits)
     request.check(checkpoint.config)
-    key = f"account:{prompt.digest}:{position}:{'-' if asked.target is None else asked.target}"
+    # The number is that of the document's form: what was kept in an older one is made again.
+    key = f"account:2:{prompt.digest}:{position}:{'-' if asked.target is None else asked.target}"
     job = services.queue.find(key)
     if job is None or (job.state == "done" and job.result is None):
         payload = {"request": request.to_json(), "slug": prompt.slug}
@@ -194,8 +201,9 @@ def _page(
     where: dict[str, Any] = {"position": asked.position, "target": asked.target}
     if result is not None:
         where = {"position": result["position"], "target": result["target"]["id"]}
-    here = urls.reading_part(slug, prompt.digest, "account", **where)
-    found = None if result is None else _found(urls, slug, prompt.digest, result, checkpoint)
+    here = urls.reading_part(slug, prompt.digest, "account", **where, by=_spelled(asked.by))
+    other: By = "channels" if asked.by == "heads" else "heads"
+    found = None if result is None else _found(urls, slug, prompt.digest, result, checkpoint, asked.by)
     perplexity = checkpoint.perplexity
     return AccountPage(
         title=f"Accounting{'' if found is None else f' of {found.target}'} · {slug}",
@@ -207,7 +215,12 @@ def _page(
         else f"perplexity {perplexity_text(perplexity)}",
         reading_href=urls.reading(slug, prompt.digest, **where),
         json_href=urls.json(here),
-        command=_command(slug, prompt, where),
+        other=other,
+        # As it was asked, so that it is the same job's result.
+        other_href=urls.reading_part(
+            slug, prompt.digest, "account", position=asked.position, target=asked.target, by=_spelled(other)
+        ),
+        command=_command(slug, prompt, where, asked.by),
         message="" if result is not None else _reason(job) if failed else state_of(services, job),
         fault=failed,
         poll="" if result is not None or failed else here,
@@ -227,40 +240,48 @@ def _read(result: dict[str, Any]) -> str:
     return text if len(text) <= 120 else f"…{text[-119:]}"
 
 
-def _command(slug: str, prompt: Prompt, where: dict[str, Any]) -> str:
+def _spelled(by: By) -> str | None:
+    """As an address has it, which leaves out what is so anyhow."""
+    return None if by == "channels" else by
+
+
+def _command(slug: str, prompt: Prompt, where: dict[str, Any], by: By) -> str:
     import shlex
 
     words = ["legible", "account", slug, prompt.text]
     for name, value in where.items():
         words += [] if value is None else [f"--{name}", f"id:{value}" if name == "target" else str(value)]
-    return shlex.join(words)
+    return shlex.join([*words, *(["--heads"] if by == "heads" else [])])
 
 
-def _found(urls: Urls, slug: str, digest: str, result: dict[str, Any], checkpoint: Checkpoint) -> Accounting:
+def _found(urls: Urls, slug: str, digest: str, result: dict[str, Any], checkpoint: Checkpoint, by: By) -> Accounting:
     names = names_of(checkpoint)[0]
     channels, heads = result["channels"], result["heads"]
-    net, n90 = channels["net"], channels["counts"]["net"]["n90"]
+    chosen = channels if by == "channels" else heads
+    # The set, what opposes it and the curve stand beside the counts by channels, and within those by heads.
+    listed = {**result, "against": result["opposing"]} if by == "channels" else heads
+    net, n90 = chosen["net"], chosen["counts"]["net"]["n90"]
     where = {"position": result["position"], "target": result["target"]["id"]}
 
     def member(row: dict[str, Any]) -> Member:
         component = parse(row["id"])
-        assert isinstance(component, Unit | Channel)
+        assert isinstance(component, Unit | Channel | Head)
         shown = Head(component.layer, component.head) if isinstance(component, Channel) else component
         return Member(
             row["id"], _glyph(component, checkpoint), row["value"], row["share"], row["running"],
             _formula(component, names, checkpoint), urls.reading(slug, digest, **where, component=str(shown)),
         )  # fmt: skip
 
-    members = tuple(member(row) for row in result["members"][:SHOWN])
+    members = tuple(member(row) for row in listed["members"][:SHOWN])
     steps = [Step(m.id, m.value, m.href) for m in members[:BARS]]
     if n90 is not None:
         drawn = sum(step.value for step in steps)
         rest = n90 - len(steps)
         if rest > 0:
-            inside = result["members"][-1]["running"] if not result["left_out"] else 0.9 * net
+            inside = listed["members"][-1]["running"] if not listed["left_out"] else 0.9 * net
             steps.append(Step(f"the {rest:,} others of the set", inside - drawn))
             drawn = inside
-        steps.append(Step(f"all {channels['components'] - n90:,} other components", net - drawn))
+        steps.append(Step(f"all {chosen['components'] - n90:,} other components", net - drawn))
     return Accounting(
         target=result["target"]["display"],
         probability=result["target"]["probability"],
@@ -271,23 +292,23 @@ def _found(urls: Urls, slug: str, digest: str, result: dict[str, Any], checkpoin
         residual=result["residual"],
         tolerance=result["tolerance"],
         n90=n90,
-        components=channels["components"],
-        opposing=channels["opposing"],
-        opposing_over_net=channels["opposing_over_net"],
+        components=chosen["components"],
+        opposing=chosen["opposing"],
+        opposing_over_net=chosen["opposing_over_net"],
         counts=tuple(
             Count(words, _counts(channels["counts"][name]), _counts(heads["counts"][name]))
             for name, words in DENOMINATORS.items()
         ),
         members=members,
         more=(n90 or 0) - len(members),
-        against=tuple(member(row) for row in result["opposing"][:8]),
+        against=tuple(member(row) for row in listed["against"][:8]),
         attention=channels["shares"]["attention"],
         attention_heads=heads["shares"]["attention"],
         layers=tuple(
-            LayerShare(row["layer"], row["attention"], row["feed_forward"]) for row in channels["shares"]["layers"]
+            LayerShare(row["layer"], row["attention"], row["feed_forward"]) for row in chosen["shares"]["layers"]
         ),
         waterfall=waterfall(steps, net, 0.9 * net) if n90 is not None else None,
-        mountain=mountain([(int(count), float(total)) for count, total in result["curve"]], n90, net),
+        mountain=mountain([(int(count), float(total)) for count, total in listed["curve"]], n90, net),
     )
 
 
@@ -295,11 +316,13 @@ def _counts(row: dict[str, int | None]) -> tuple[str, ...]:
     return tuple("–" if row[f"n{percent}"] is None else f"{row[f'n{percent}']:,}" for percent in (80, 90, 99))
 
 
-def _glyph(component: Unit | Channel, checkpoint: Checkpoint) -> str:
-    return GLYPHS["head" if isinstance(component, Channel) else checkpoint.config.feed_forward.kind(component.unit)]
+def _glyph(component: Unit | Channel | Head, checkpoint: Checkpoint) -> str:
+    return GLYPHS[checkpoint.config.feed_forward.kind(component.unit) if isinstance(component, Unit) else "head"]
 
 
-def _formula(component: Unit | Channel, names: Names | None, checkpoint: Checkpoint) -> tuple[Piece, ...]:
+def _formula(component: Unit | Channel | Head, names: Names | None, checkpoint: Checkpoint) -> tuple[Piece, ...]:
+    if isinstance(component, Head):
+        return (Piece("all channels of a head"),)
     name = component_of(names, component)
     if names is None or name is None:
         return (Piece("channel of a head" if isinstance(component, Channel) else "unit"),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -58,8 +59,7 @@ def quartiles(figure: Quartiles, digits: int = 0) -> str:
         return "–"
     # Adding 0 makes what rounds to −0 a 0.
     low, middle, high = (
-        f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", "−")
-        for value in (figure.q1, figure.median, figure.q3)
+        f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", "−") for value in (figure.q1, figure.median, figure.q3)
     )
     return f"{middle} [{low}, {high}]"
 
@@ -197,7 +197,8 @@ def _depth(stored: Accounting) -> Table | None:
     if found is None:
         return None
     last = len(found.predicted) - 1
-    ranks, leading = found.ranks or [NONE] * (last + 1), found.leading or [None] * (last + 1)
+    ranks = found.ranks or [NONE] * (last + 1)
+    leading: Sequence[float | None] = found.leading or [None] * (last + 1)
     rows = [
         (
             f"before L{i}" if i < last else "at the end", quartiles(found.predicted[i], 2),

@@ -123,8 +123,8 @@ class Counter:
     def _drawn(self, low: float, high: float) -> list[Point]:
         """Up to POINTS predictions of a tenth, evenly out of the order in which they came, the least sure first."""
         here = [point for point, _ in self._confidence if low <= point.probability < high]
-        places = np.unique(np.linspace(0, len(here) - 1, min(POINTS, len(here))).astype(np.int64)) if here else []
-        return sorted(here[place] for place in places)
+        places = np.linspace(0, len(here) - 1, min(POINTS, len(here))).astype(np.int64)
+        return sorted(here[place] for place in np.unique(places))
 
     def _counted(self, surface: str) -> Counted:
         found = self._accounts[surface]

@@ -77,13 +77,16 @@ class Follower:
     def result(self, population: Population) -> Depth:
         """What was found so far."""
         ranks = self._streams["ranks"]
+        running = {
+            name: [(rung, Quartiles.of(values)) for rung, values in rungs.items() if values]
+            for name, rungs in self._running.items()
+        }
         return Depth(
             population=population,
             **{name: Quartiles.of(values) for name, values in self._single.items()},
-            **{
-                name: [(rung, Quartiles.of(values)) for rung, values in rungs.items() if values]
-                for name, rungs in self._running.items()
-            },  # type: ignore[arg-type]
+            running=running["running"],
+            running_other=running["running_other"],
+            running_rank=running["running_rank"],
             sum_leads=Quartiles.of(self._leads),
             sum_never=self._never,
             predicted=[Quartiles.of(values) for values in self._streams["predicted"]],

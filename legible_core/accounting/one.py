@@ -29,20 +29,16 @@ def document(engine: Engine, request: ReadingRequest, members: int = MEMBERS) ->
     """The accounting as JSON: prediction, counts per channel and per head, members, opponents, curve, shares.
 
     Raises what `Engine.solve` raises. `channels` and `heads` have the counts with the channel, or the head, as the
-    unit of attention; members are channels and units, largest first, at most `members`, and `left_out` says how many
-    more.
+    unit of attention. `members` are the one-hop set's channels and units, largest first, at most `members`, and
+    `left_out` says how many more; `opposing` are the strongest negative terms, `curve` the sum. The same with heads
+    whole is in `heads`, its opponents as `against`.
     """
     solved = engine.solve(replace(request, contrast=None, relative_to="mean"))
     terms, config = solved.terms, engine.config
-    layout, by_head = Layout.of(config), Layout.of(config, by_head=True)
-    values = flat(terms.channels, terms.units)
-    heads = flat(terms.heads, terms.units)
-    found, found_heads = account(values), account(heads)
+    channels = _Side(flat(terms.channels, terms.units), Layout.of(config), members)
+    heads = _Side(flat(terms.heads, terms.units), Layout.of(config, by_head=True), members)
     probabilities = solved.logits.double().softmax(-1)
     target = solved.question.target
-    shown = found.members[:members]
-    opposing = np.flatnonzero(values < 0)
-    opposing = opposing[np.argsort(values[opposing], kind="stable")][: max(1, members // 10)]
     return {
         "schema": SCHEMA,
         "kind": "account",
@@ -62,13 +58,31 @@ def document(engine: Engine, request: ReadingRequest, members: int = MEMBERS) ->
         "tolerance": terms.tolerance,
         "scale": terms.scale,
         "floor": [{"id": name, "value": value} for name, value in terms.floor.items()],
-        "channels": {**found.to_json(), "shares": shares(values, found.members, layout)},
-        "heads": {**found_heads.to_json(), "shares": shares(heads, found_heads.members, by_head)},
-        "members": _rows(values, shown, layout, found),
-        "left_out": len(found.members) - len(shown),
-        "opposing": _rows(values, opposing, layout, found),
-        "curve": curve(values),
-    }
+        "channels": channels.counts,
+        "heads": {
+            **heads.counts, "members": heads.members, "left_out": heads.left_out, "against": heads.against,
+            "curve": heads.curve,
+        },
+        "members": channels.members,
+        "left_out": channels.left_out,
+        "opposing": channels.against,
+        "curve": channels.curve,
+    }  # fmt: skip
+
+
+class _Side:
+    """The accounting under one choice of what a component of attention is."""
+
+    def __init__(self, values: NDArray[np.float64], layout: Layout, members: int) -> None:
+        found = account(values)
+        shown = found.members[:members]
+        against = np.flatnonzero(values < 0)
+        against = against[np.argsort(values[against], kind="stable")][: max(1, members // 10)]
+        self.counts = {**found.to_json(), "shares": shares(values, found.members, layout)}
+        self.members = _rows(values, shown, layout, found)
+        self.left_out = len(found.members) - len(shown)
+        self.against = _rows(values, against, layout, found)
+        self.curve = curve(values)
 
 
 def _rows(

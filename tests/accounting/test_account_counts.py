@@ -175,6 +175,12 @@ def test_the_document_of_one_prediction(biased: bool) -> None:
         assert len(found["members"]) + found["left_out"] == one.n()
         assert found["members"][0]["value"] == pytest.approx(values.max())
         assert found["members"][-1]["running"] == pytest.approx(sum(row["value"] for row in found["members"]))
+    by_head, side = flat(terms.heads, terms.units), found["heads"]
+    whole, layout = account(by_head), Layout.of(model.config, by_head=True)
+    assert [row["id"] for row in side["members"]] == [str(layout.component(int(i))) for i in whole.members[:5]]
+    assert side["left_out"] == max(0, len(whole.members) - 5)
+    assert side["against"][0]["value"] == pytest.approx(by_head.min())
+    assert side["curve"][-1][1] == pytest.approx(whole.net)
 
 
 def test_a_model_without_finite_logits_is_refused() -> None:

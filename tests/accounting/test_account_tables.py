@@ -163,6 +163,10 @@ def test_the_terminal_says_one_prediction(target: int) -> None:
         assert "perplexity is 12.50" in said
         assert found["members"][0]["id"] in said
         assert n90 <= 3 or f"{n90 - 3} more" in said
+        heads = found["heads"]
+        said = "\n".join(lines({**found, "perplexity": 12.5}, shown=3, by_head=True))
+        assert f"n90 = {heads['counts']['net']['n90']} of 156 heads and units" in said
+        assert heads["members"][0]["id"] in said
 
 
 @pytest.mark.parametrize(

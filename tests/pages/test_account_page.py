@@ -59,13 +59,27 @@ def test_every_token_of_the_prompt_and_every_target_can_be_accounted_for(shared:
             members = [link for link in links(page) if "component=" in link]
             assert members
             assert shared.client.get(members[0]).status_code == 200
+            [whole] = [link for link in links(page) if "by=heads" in link]
+            by_head = shared.client.get(whole).text
+            text = " ".join("".join(parsed(by_head).text).split())
+            side = data["heads"]
+            assert f"{side['counts']['net']['n90']} of {side['components']}" in text
+            assert all(row["id"] in text for row in side["members"][:12])
+            assert "--heads" in text
+            assert [link for link in links(by_head) if "/account?" in link and "by=" not in link]
         else:
             assert "undefined" in page
     assert min(nets) < 0 < max(nets), "both a positive and another net are drawn here"
 
 
 @pytest.mark.parametrize(
-    ("query", "said"), [("?position=99", "position"), ("?target=100000", "vocabulary"), ("?position=-1", "position")]
+    ("query", "said"),
+    [
+        ("?position=99", "position"),
+        ("?target=100000", "vocabulary"),
+        ("?position=-1", "position"),
+        ("?by=layers", "by"),
+    ],
 )
 def test_what_is_not_there_is_refused_in_a_sentence(shared: Site, digest: str, query: str, said: str) -> None:
     answer = shared.client.get(account(digest, query, ".json"))
