@@ -141,9 +141,8 @@ def circuit(
     from legible_core.editing import circuit as made
     from legible_core.editing.site import default_kind
 
-    config = find(asked.model).config
-    at = made.writer_of(config, writer)
-    reads = unit_kind(kind) or default_kind(config)
+    chosen, config = unit_kind(kind), find(asked.model).config
+    at, reads = made.writer_of(config, writer), chosen or default_kind(config)
     lab = open_lab(asked)
     strengths, betas = strength or list(made.STRENGTHS), beta or list(made.BETAS)
     counts = [*(positions or []), made.ALL]
@@ -178,9 +177,8 @@ def carried(
     from legible_core.editing.circuit import writer_of
     from legible_core.editing.site import default_kind
 
-    config = find(asked.model).config
-    at = writer_of(config, writer)
-    reads = unit_kind(kind) or default_kind(config)
+    chosen, config = unit_kind(kind), find(asked.model).config
+    at, reads = writer_of(config, writer), chosen or default_kind(config)
     lab = open_lab(asked)
     kappas, strengths, betas = kappa or list(made.KAPPAS), strength or list(made.STRENGTHS), beta or list(made.BETAS)
     drawn = lab.pairs()

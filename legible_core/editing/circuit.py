@@ -86,7 +86,12 @@ def writer_of(config: ModelConfig, given: int | None = None) -> int:
 
     Raises `LegibleError` when that layer does not exist, or the layer of its reader.
     """
-    writer = config.n_layers - 2 - ABOVE if given is None else given
+    if config.n_layers <= ABOVE:
+        raise LegibleError(
+            f"A head needs a reader {ABOVE} layers above it; this checkpoint has {config.n_layers} layers in all.",
+            code="bad_options",
+        )
+    writer = max(0, config.n_layers - 2 - ABOVE) if given is None else given
     if not 0 <= writer < config.n_layers - ABOVE:
         raise LegibleError(
             f"A head in layer {writer} needs a reader in layer {writer + ABOVE}; this checkpoint's last layer is "

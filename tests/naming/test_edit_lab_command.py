@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from naming_samples import sample_config, sample_model, text
@@ -103,16 +104,47 @@ def test_an_installed_association_is_saved_as_a_child(
     assert "0 of 2 pairs" in Results.load(tmp_path, checkpoint.hash).experiments["install"].said
 
 
+def test_named_tokens_are_installed_everywhere_and_carried(
+    checkpoint: Checkpoint, corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    common = ("--corpus", corpus, "--tokens", 1200, "--windows", 12, "--length", 16, "--out", tmp_path, "--json")
+    key = tokenizer.text(int(np.bincount(tokenizer.encode(text(0, 40))).argmax()))
+    other = next(tokenizer.text(n) for n in range(300, 400) if tokenizer.text(n) != key)
+    pair = ("--a", key, "--b", other)
+    found = json.loads(run("edit-lab", "install", checkpoint.path, "--layer", 1, "--beta", 4, *pair, *common))
+    assert found["settings"]["named"] is True
+    assert found["said"].startswith("1 named pair, layers 1")
+    tables = {table["id"]: table for table in found["tables"]}
+    assert [row[0] for row in tables["arms"]["rows"]] == ["plain unit", "pair", "channel"]
+    names = [tokenizer.display(tokenizer.target(word)) for word in (key, other)]
+    assert tables["pairs-channel"]["rows"][0][:2] == names
+    assert tables["pairs-channel"]["rows"][0][2].startswith("L1.h")
+    found = json.loads(run("edit-lab", "rank-one", checkpoint.path, "--layer", 1, "--beta", 4, *pair, *common))
+    frontier = next(table for table in found["tables"] if table["id"] == "frontier")
+    assert [name for name in frontier["columns"] if not name.endswith("local")] == [
+        "nats at most", "with C", "one plain unit",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("edit-lab install", "--a", " the"), "as many --b as --a"),
+        (("edit-lab rank-one", "--a", " the", "--b", " the"), "A and B are both"),
+        (("edit-lab install", "--a", " the", "--b", "no such one token"), "a B is one token"),
+        (
+            ("edit-lab install", "--a", "id:7", "--b", " the"),
+            r"A, .*, occurs 0 times where keys are measured and 0 times",
+        ),
+        (("edit-lab carried", "--tokens", "400"), "needs a reader 2 layers above it; this checkpoint has 2 layers"),
+        (("edit-lab circuit", "--kind", "channel"), "give plain or pair"),
         (("native", "--corpus", "nowhere.txt"), "no text at nowhere.txt"),
         (("native", "--out", "/nowhere/file"), "no folder /nowhere"),
         (("edit-lab install", "--length", "33"), "longer than the context of sample, 32"),
         (("edit-lab install", "--layer", "2"), "no layer 2; use 0 to 1"),
-        (("edit-lab install", "--kind", "gelu"), "give plain or pair"),
+        (("edit-lab install", "--kind", "gelu"), "give plain, pair or channel"),
         (("edit-lab drive", "--layer", "1", "--tokens", "400"), "fewer than 2 layers below"),
-        (("edit-lab circuit", "--writer", "0", "--tokens", "400"), "needs a reader in layer 2"),
+        (("edit-lab circuit", "--writer", "0", "--tokens", "400"), "needs a reader 2 layers above it"),
         (("edit-lab gains", "--out", "/nowhere"), "no folder /nowhere"),
         (("edit-lab survival", "--native", "nowhere"), "no layer-native table at nowhere"),
     ],
