@@ -24,7 +24,7 @@ GROUPS = {
     "evaluation": ("evaluation:run", "evaluating minimal pairs against plain batched forwards of the same tokens"),
     "scan": ("scan:run", "a scan against plain forwards over the same tokens"),
     "tokenising": ("tokenising:run", "a text to a file of ids, against the tokenizers library alone"),
-    "loading": ("loading:run", "peak memory of loading an ordinary model, against its weights"),
+    "loading": ("loading:run", "peak memory of loading a model, against its weights"),
     "tuning": ("tuning:run", "a redraw while a slider moves, against a plain forward of the prompt"),
     "monitor": ("monitor:run", "generation under monitors against plain generation"),
     "page": ("page:run", "a stored reading's page: requests per second, bytes, first paint"),

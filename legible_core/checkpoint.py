@@ -170,7 +170,18 @@ def _read(checkpoint: Checkpoint) -> dict[str, Tensor]:
     view = memoryview(buffer)
     infos = check_tensors(files.parse_header(view[: 8 + files.MAX_HEADER_BYTES], len(buffer)), checkpoint.config)
     files.check_finite(infos, lambda start, stop: view[start:stop])
-    return {name: _tensor(buffer, info) for name, info in infos.items()}
+    view.release()
+    if all(info.dtype == "F32" for info in infos.values()):
+        return {name: _tensor(buffer, info) for name, info in infos.items()}
+    tensors: dict[str, Tensor] = {}
+    # From the file's end, so that its bytes give way to the wider numbers made of them. torch does not keep a buffer
+    # from shrinking under a view of it, so here nothing may stay one.
+    for name, info in sorted(infos.items(), key=lambda item: -item[1].start):
+        made = _tensor(buffer, info)
+        tensors[name] = made.clone() if info.dtype == "F32" else made
+        del made
+        del buffer[info.start :]
+    return tensors
 
 
 def _tensor(buffer: bytearray, info: TensorInfo) -> Tensor:

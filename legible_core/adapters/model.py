@@ -109,8 +109,8 @@ class OrdinaryModel:
     @property
     def n_bytes(self) -> int:
         """What the parameters take in memory; tied ones count once."""
-        found = {p.data_ptr(): p.numel() * p.element_size() for p in self.bridge.original_model.parameters()}
-        return sum(found.values())
+        held = [p for p in self.bridge.original_model.parameters() if not p.is_meta]
+        return sum({p.data_ptr(): p.numel() * p.element_size() for p in held}.values())
 
     # ---- running -------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,8 @@ class Agreement:
 def compare(checkpoint: Checkpoint, folder: Path, prompt: str) -> Agreement:
     """Every term of the prediction after `prompt`, read both ways in float32 on the CPU.
 
-    The target is the token that the native reading finds most probable. Raises what opening either raises; does not check the differences: `Agreement.check` does.
+    The target is the token that the native reading finds most probable. Raises what opening either raises; whether
+    the differences are within the tolerance is `Agreement.check`'s to say.
     """
     from legible_core.pipeline import Engine
 

@@ -155,6 +155,13 @@ def test_what_rounding_does_not_explain_is_refused() -> None:
         Attributor(model, "bfloat16").attribute(trace, 13, Question(5), model.logits_at(trace, 13))
 
 
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox"])
+def test_a_joint_matrix_is_not_kept_beside_its_parts(name: str) -> None:
+    hf = hf_model(name)
+    own = sum(parameter.numel() * 4 for parameter in hf.parameters())
+    assert bridged(hf, from_hugging_face(hf.config)).n_bytes == own
+
+
 def test_float32_has_no_rounding_term(family: tuple[OrdinaryModel, Any, torch.Tensor]) -> None:
     trace = family[0].trace(IDS)
     terms = Attributor(family[0]).attribute(trace, 13, Question(5), family[0].logits_at(trace, 13))
