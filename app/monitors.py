@@ -278,6 +278,16 @@ class Monitors:
             found = connection.execute(query.order_by(row.token).limit(limit)).all()
         return [StoredHit(t, offset, token, dict(values), unpack_ids(ids)) for t, offset, token, values, ids in found]
 
+    def newest_hits(self, streams: Sequence[int], limit: int) -> list[tuple[int, StoredHit]]:
+        """The first kept hits of several streams with the id of each one's stream, the newest stream first."""
+        row = MonitorHitRow
+        query = select(row.stream_id, row.token, row.offset, row.token_id, row.watched, row.context).where(
+            row.stream_id.in_(streams)
+        )
+        with self.database.read() as connection:
+            found = connection.execute(query.order_by(row.stream_id.desc(), row.token).limit(limit)).all()
+        return [(id, StoredHit(t, at, token, dict(seen), unpack_ids(ids))) for id, t, at, token, seen, ids in found]
+
     def blocks(self, streams: Sequence[int]) -> dict[int, list[StoredBlock]]:
         """The counts by block of several streams, in order."""
         row = MonitorBlockRow

@@ -11,10 +11,11 @@ Imports no torch.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, tuple_, update
 
 from app.database import Database, insert_ignore
 from app.leading import put_leading
@@ -131,13 +132,22 @@ class Store:
             resolved = self._resolve(connection, digest, position, None)
         return None if resolved is None else resolved[1]
 
-    def target_of(self, digest: str, position: int | None, target: int | None) -> str | None:
-        """How the target of a stored reading is shown; None when no reading of it is stored."""
-        query = select(ReadingRow.target_display).where(
-            ReadingRow.digest == digest, ReadingRow.position == position, ReadingRow.target == target
+    def shown(self, places: Collection[tuple[str, int, int]]) -> dict[tuple[str, int, int], tuple[str, str]]:
+        """The text and the shown target of readings by digest, position and target, in one query.
+
+        What is not stored is left out.
+        """
+        if not places:
+            return {}
+        where = (ReadingRow.digest, ReadingRow.position, ReadingRow.target)
+        query = (
+            select(*where, PromptRow.text, ReadingRow.target_display)
+            .join(PromptRow, PromptRow.digest == ReadingRow.digest)
+            .where(tuple_(*where).in_(list(places)))
         )
         with self.database.read() as connection:
-            return connection.execute(query.limit(1)).scalar()
+            rows = connection.execute(query).all()
+        return {(d, p, t): (text.decode("utf-8", "surrogatepass"), display) for d, p, t, text, display in rows}
 
     def prompt(self, digest: str) -> StoredPrompt | None:
         """The prompt behind a digest; None when nothing of it is stored."""

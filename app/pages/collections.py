@@ -10,9 +10,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Form, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -277,6 +278,7 @@ def _form(
 
 
 def _shown(services: Services, urls: Urls, found: Collection) -> FindingsPage:
+    stored = services.store.shown({place for item in found.items if (place := _place(item)) is not None})
     return FindingsPage(
         title=clean_line(found.title, MAX_TITLE, "title"),
         id=found.id,
@@ -285,19 +287,25 @@ def _shown(services: Services, urls: Urls, found: Collection) -> FindingsPage:
         text=rendered(found.text),
         author=found.author,
         date=f"{datetime.fromtimestamp(found.updated_at, UTC):%Y-%m-%d}",
-        items=tuple(_item(services, urls, item) for item in found.items),
+        items=tuple(_item(services, urls, item, stored) for item in found.items),
     )
 
 
-def _item(services: Services, urls: Urls, item: Item) -> Shown:
+def _place(item: Item) -> tuple[str, int, int] | None:
+    """Which reading an item is, where it is one."""
+    if item.digest is None or item.position is None or item.target is None:
+        return None
+    return item.digest, item.position, item.target
+
+
+def _item(services: Services, urls: Urls, item: Item, stored: Mapping[Any, tuple[str, str]]) -> Shown:
     href = address_of(urls, item)
     if item.digest is not None:
-        prompt = services.store.prompt(item.digest)
-        found = services.store.target_of(item.digest, item.position, item.target) if prompt is not None else None
-        if prompt is None or found is None:
+        text, target = stored.get(_place(item), ("", ""))
+        if not target:
             gone = "This reading was deleted, or not made here; its prompt is not kept."
             return Shown(href, item.slug, item.component or "", "", "", (), gone)
-        return Shown(href, item.slug, item.component or "", clipped(prompt.text), found, (), "")
+        return Shown(href, item.slug, item.component or "", clipped(text), target, (), "")
     component = parse(item.component or "")
     try:
         checkpoint = services.catalogue.get(item.slug)

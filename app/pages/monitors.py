@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from app.errors import wants_json
 from app.monitor_figures import Bucket
-from app.monitors import StoredHit, StoredMonitor, Stream
+from app.monitors import StoredMonitor
 from app.pages.asking import form_fields
 from app.pages.monitor_view import (
     RULE,
@@ -32,7 +32,6 @@ from app.pages.monitor_view import (
     date,
     drift_of,
     gate_said,
-    job_of,
     line_of,
     rates_of,
     said_of,
@@ -41,7 +40,9 @@ from app.pages.monitor_view import (
 from app.pages.view import page, twin
 from app.services import Services, services
 from app.tables import MAX_INTEGER
+from app.texts import newest_jobs
 from app.urls import urls_for
+from app.watching import key
 from legible_core.errors import LegibleError
 from legible_core.interventions_text import parse_edit
 from legible_core.monitor import MAX_NAME, Condition, Gate, Monitor, parse_monitors
@@ -274,11 +275,10 @@ def _page(services: Services, request: Request, found: StoredMonitor) -> Monitor
     streams = monitors.streams(found.id, limit=STREAMS)
     blocks = monitors.blocks([stream.id for stream in streams])
     buckets, figure = rates_of(blocks)
-    hits: list[tuple[Stream, StoredHit]] = []
-    for stream in streams:
-        if len(hits) < NEWEST_HITS and stream.kept:
-            hits += [(stream, hit) for hit in monitors.hits(stream.id, limit=NEWEST_HITS - len(hits))]
-    lines = tuple(line_of(urls, stream, job_of(services, stream)) for stream in streams)
+    by_id = {stream.id: stream for stream in streams}
+    hits = [(by_id[id], hit) for id, hit in monitors.newest_hits(list(by_id), NEWEST_HITS)]
+    jobs = newest_jobs(services.store.database, [key(stream) for stream in streams])
+    lines = tuple(line_of(urls, stream, jobs.get(key(stream))) for stream in streams)
     busy = any(line.state in ("being read", "waiting for a worker") for line in lines)
     tokens, count = sum(stream.tokens for stream in streams), sum(stream.hits for stream in streams)
     return MonitorPage(
