@@ -38,7 +38,7 @@ def over_training(
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 8:g} {bottom + 16:g}" '
         f'width="{LEFT + WIDTH + 8:g}" height="{bottom + 16:g}" role="img" aria-label="{escape(label)}">'
-        f'<path class="line" d="M{LEFT:g} {TOP:g}V{bottom:g}H{LEFT + WIDTH:g}"/>'
+        f'<path class="line" d="M{LEFT:g} {TOP:g}V{bottom:g}M{LEFT:g} {bottom:g}H{LEFT + WIDTH:g}"/>'
     ]
     if low < 0 < high:
         parts.append(f'<path class="line" d="M{LEFT:g} {y(0):.1f}H{LEFT + WIDTH:g}"/>')

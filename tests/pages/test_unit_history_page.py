@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,6 +105,8 @@ def test_the_page_and_its_json_say_it(site: Site, ended: Checkpoint, unit: Unit)
     assert "Over its training" in text
     assert "the same 256 tokens of corpus.txt" in text
     assert page.text.count('class="curve') >= 2
+    # A path that turns would be filled.
+    assert not re.search(r'class="line" d="[^"]*(V[^M"]*H|H[^M"]*V)', page.text)
     assert site.client.get(f"{address}.json").json()["history"] == [m.to_json() for m in stored(ended).of(unit)]
 
 
