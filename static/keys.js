@@ -4,7 +4,9 @@
   const help = document.getElementById("keys");
   const box = document.getElementById("search");
   const opener = document.getElementById("keys-open");
-  const rows = () => [...document.querySelectorAll("#main table.dense tbody tr")].filter((row) => row.querySelector("a"));
+  // A row's link, past the ? of a word; one in a closed fold cannot take the focus.
+  const leads = (row) => [...row.querySelectorAll("a:not(.help)")].find((link) => link.checkVisibility?.() ?? true);
+  const rows = () => [...document.querySelectorAll("#main table tbody tr")].filter(leads);
 
   const walk = (step) => {
     const all = rows();
@@ -12,7 +14,7 @@
     const here = all.indexOf(document.activeElement.closest?.("tr"));
     const next = all[here < 0 ? (step > 0 ? 0 : all.length - 1) : here + step];
     if (!next) return true;
-    next.querySelector("a").focus();
+    leads(next).focus();
     next.scrollIntoView({ block: "nearest" });
     return true;
   };

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from journey_samples import PROMPT, SLUG, serving
+from journey_samples import PROMPT, SLUG, Server, serving
 from playwright.sync_api import Browser, Page, expect
 
 READ = re.compile(r"/readings/[0-9a-f]{64}\?position=\d+&target=\d+$")
@@ -38,7 +38,19 @@ def test_keys_walk_rows_open_them_and_search(page: Page, data_dir: Path) -> None
         page.wait_for_url(re.compile(r"/search\?q=L2\.u7$"))
         page.get_by_role("link", name="L2.u7").first.click()
         page.wait_for_url(re.compile(r"/units/L2\.u7$"))
+        keys_of_folded_rows(page, server)
         page.goto("about:blank")  # a page that polls would complain of the server's end
+
+
+def keys_of_folded_rows(page: Page, server: Server) -> None:
+    """A row in a closed fold is passed over, and reached once the fold is open."""
+    page.goto(f"{server.address}/models/novel-legible")
+    page.keyboard.press("j")
+    assert page.evaluate("document.activeElement.closest('tr') && document.activeElement.checkVisibility()")
+    page.get_by_text("Both surfaces by layer: table").click()
+    page.keyboard.press("j")
+    assert page.evaluate("document.activeElement.textContent") == "L0"
+    assert page.evaluate("document.activeElement.checkVisibility()")
 
 
 def test_a_server_that_stops_is_said_so_in_the_panel(browser: Browser, data_dir: Path) -> None:
