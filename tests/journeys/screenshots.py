@@ -3,14 +3,19 @@
     python tests/journeys/screenshots.py            all pages (some minutes; needs Chromium)
     python tests/journeys/screenshots.py unit head  only these
 
+The ordinary model is a tiny GPT-2 with random weights, the run 50 steps of recipes/tiny.toml, the child an edit of the
+shipped checkpoint: pages of theirs show what is there, and no claim.
+
 Not part of the test run. Everything is made anew in a folder that is deleted afterwards: server, readings, values.
 """
 
 from __future__ import annotations
 
 import base64
+import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -24,8 +29,10 @@ SLUG = "novel-legible"
 SIZES = {1280: 800, 390: 844}
 THEMES = ("light", "dark")
 QUALITY = 55
-LIMIT = 3_000_000
+LIMIT = 4_000_000
 TIMEOUT = 300_000
+# What tests a reading and acts on it, other models, and a run: made only where one of them is wanted.
+ACTING = ("tune", "causal", "bounds", "accounting", "monitors", "monitor", "edit-lab", "child", "ordinary", "run")
 
 
 def main(wanted: list[str]) -> int:
@@ -35,8 +42,13 @@ def main(wanted: list[str]) -> int:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page()
         page.add_init_script("localStorage.setItem('legible-tour', 'seen')")
+        acts = not wanted or not set(wanted).isdisjoint(ACTING)
+        if acts:
+            prepare(Path(folder))
         with serving(Path(folder)) as server:
-            for name, address in pages_of(page, server).items():
+            pages = {} if wanted and set(wanted) <= set(ACTING) else pages_of(page, server)
+            pages |= acting_of(page, server) if acts else {}
+            for name, address in pages.items():
                 if not wanted or name in wanted:
                     picture(page, name, address)
             page.goto("about:blank")
@@ -101,6 +113,51 @@ def pages_of(page: Page, server: Server) -> dict[str, str]:
         "notes": f"{base}/notes", "note": f"{base}/notes/{unit}", "findings": finding,
         "words": f"{server.address}/help", "jobs": f"{server.address}/jobs", "runs": f"{server.address}/runs",
         "error": f"{server.address}/nowhere",
+    }  # fmt: skip
+
+
+def prepare(data_dir: Path) -> None:
+    """A child of the shipped checkpoint, a tiny ordinary model and a run of 50 steps, made by the commands for them."""
+    sys.path.append(str(ROOT / "tests" / "adapters"))
+    from family_samples import save
+
+    run = data_dir / "work" / "tiny"
+    for words in (
+        ("edit", SLUG, "--edit", "L2.u465:zero", "--edit", "L5.p3.B:flip", "--slug", "no-licensor"),
+        ("add", str(save("gpt2", data_dir / "tiny-gpt2")), "--slug", "tiny-gpt2"),
+        ("train", str(ROOT / "recipes" / "tiny.toml"), "--steps", "50", "--telemetry-every", "5", "--out", str(run)),
+    ):
+        environment = {**os.environ, "LEGIBLE_DATA_DIR": str(data_dir), "OMP_NUM_THREADS": "1"}
+        subprocess.run([sys.executable, "-m", "app.cli", *words], cwd=ROOT, env=environment, check=True)
+
+
+def acting_of(page: Page, server: Server) -> dict[str, str]:
+    """The pages of ACTING, once a worker has made what they show."""
+
+    def ask(path: str, **fields: str) -> str:
+        answer = page.request.post(server.address + path, form=fields, headers={"origin": server.address})
+        assert answer.ok, answer.text()
+        return answer.url
+
+    page.goto(ask(f"/models/{SLUG}/readings", prompt=PROMPT))
+    page.wait_for_url(re.compile(r"position=\d+&target=\d+$"), timeout=TIMEOUT)
+    part, _, query = page.url.partition("?")
+    quantifier = page.locator(".contributors tbody tr").filter(has_text="∃").first.locator("a.mono").inner_text()
+    made = {
+        "tune": f"{part}/tune?{query}", "causal": f"{part}/causal?{query}", "accounting": f"{part}/account?{query}",
+        "bounds": f"{part}/bounds/{quantifier.split()[-1]}?{query}&radius=0.05",
+    }  # fmt: skip
+    monitor = ask("/monitors", model=SLUG, name="word beginnings", conditions="L1.p3.A above 0.1\nL3.p212.A")
+    text = (ROOT / "recipes" / "tiny.txt").read_text(encoding="utf-8")[:6000]
+    ask(monitor.removeprefix(server.address) + "/streams", text=text)
+    for address in made.values():
+        page.goto(address)
+        expect(page.locator('[role="status"].state')).to_have_count(0, timeout=TIMEOUT)
+    eventually(lambda: all(j["state"] == "done" for j in server.json("/jobs.json")["jobs"]), seconds=TIMEOUT / 1000)
+    models = f"{server.address}/models"
+    return made | {
+        "monitors": f"{server.address}/monitors", "monitor": monitor, "edit-lab": f"{models}/{SLUG}/edit-lab",
+        "child": f"{models}/no-licensor", "ordinary": f"{models}/tiny-gpt2", "run": f"{server.address}/runs/tiny",
     }  # fmt: skip
 
 
