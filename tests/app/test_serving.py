@@ -20,11 +20,16 @@ from app_samples import eventually
 
 from app.database import Database
 from app.jobs import BACKGROUND, Queue
+from app.monitors import Monitors
 from app.settings import Settings
 from app.store import Store
+from legible_core.hits import BLOCK, KEPT
+from legible_core.text_stream import StreamToken, TextStream
+from legible_core.tokens import Tokenizer
 
 TESTS = Path(__file__).resolve().parents[1]
 PROMPT = "the worst"
+MANY = 100_000
 
 
 class Server:
@@ -182,6 +187,69 @@ def test_killing_the_worker_during_a_scan(server: Server, tmp_path: Path) -> Non
     assert done.attempt == 2
     assert [event.event for event in server.queue.events(job.id)].count("done") == 1
     assert (out / "names.json").is_file()
+
+
+def test_killing_the_whole_server_during_a_stream_and_a_causal_job(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEGIBLE_LEASE_SECONDS", "5")  # what the killed worker leaves is free again after that
+    data = ("the worst of the rest, été, the west and the test\n" * 300).encode()
+    cut = data.index("é".encode(), 1000) + 1  # within a character
+    server = Server(tmp_path / "data")
+    add(server, checkpoint)
+    monitors = Monitors(server.queue.database)
+    try:
+        _, address, _ = server.post("/monitors", model="small", name="all", conditions="L0.h0 above 0")
+        _, address, _ = server.post(f"{urllib.parse.urlsplit(address).path}/streams", open="1")
+        stream = urllib.parse.urlsplit(address).path
+        path = ask(server)
+        eventually(lambda: answered(server, path), 60)
+        for piece in (data[:cut], data[cut:]):
+            assert piece_sent(server, stream, piece) == 202
+        number = int(stream.rsplit("/", 1)[-1])
+        eventually(lambda: monitors.stream(number).hits > 0, 120)
+        assert server.get(f"{path}/causal.json?view=sufficiency")[0] == 202
+        server.kill_worker()
+        server.process.kill()  # and so no supervisor puts anything back
+        server.process.wait()
+        before = monitors.stream(number)
+        [job] = server.queue.about(path.rsplit("/", 1)[-1], "sufficiency")
+        assert job.active
+        assert before.received == len(data)
+        assert not before.ended
+    finally:
+        server.stop()
+
+    again = Server(tmp_path / "data")
+    try:
+        assert piece_sent(again, f"{stream}/text?last=1", b" and", whole=True) == 202
+        eventually(lambda: Monitors(again.queue.database).stream(number).ended, 240)
+        eventually(lambda: not again.queue.get(job.id).active, 60)
+        assert again.queue.get(job.id).state == "done"
+        assert json.loads(again.get(f"{path}/causal.json?view=sufficiency")[2])["kind"] == "sufficiency"
+        monitors = Monitors(again.queue.database)
+        after, hits = monitors.stream(number), monitors.hits(number, limit=MANY)
+    finally:
+        again.stop()
+    tokens = tokens_of(checkpoint, data + b" and")
+    # A head's write has a norm, so every token is a hit: each is counted once, and the kept ones are at their places.
+    assert (after.tokens, after.hits) == (len(tokens), len(tokens))
+    kept = [index for index in range(len(tokens)) if index % BLOCK < KEPT]
+    assert [(hit.token, hit.offset, hit.id) for hit in hits] == [(i, tokens[i].offset, tokens[i].id) for i in kept]
+    assert after.kept == len(kept)
+
+
+def piece_sent(server: Server, path: str, data: bytes, whole: bool = False) -> int:
+    """The status of a piece of a stream."""
+    address = urllib.parse.urljoin(server.address, path if whole else f"{path}/text")
+    headers = {"content-type": "application/octet-stream"}
+    return server._send(urllib.request.Request(address, data=data, headers=headers))[0]
+
+
+def tokens_of(checkpoint: Path, data: bytes) -> list[StreamToken]:
+    """The tokens of the whole text."""
+    stream = TextStream(Tokenizer.load(checkpoint / "tokenizer.json"))
+    return [*stream.feed(data), *stream.end()]
 
 
 def test_beyond_loopback_the_printed_address_carries_the_token(tmp_path: Path) -> None:
