@@ -32,7 +32,7 @@ MAX_BYTES = 16 << 20
 # The experiments in the order in which they are shown: a name, its title.
 EXPERIMENTS: dict[str, str] = {
     "gains": "Gain edits",
-    "install": "An association in one unit",
+    "install": "An association in one unit or channel",
     "rank-one": "An association by a rank-one update",
     "circuit": "A circuit across two layers",
     "carried": "A condition carried by attention",
