@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from app.account_plots import Middle, Series, linear, logarithmic, plot, shares
 from app.commands.account import account as command
@@ -150,6 +151,36 @@ def test_what_is_missing_or_spoilt_is_said(checkpoint: Any, tmp_path: Path) -> N
     assert quartiles(Quartiles.of([])) == "–"
 
 
+def test_what_was_measured_before_a_figure_was_known_still_opens(checkpoint: Any, tmp_path: Path) -> None:
+    stored = json.loads((checkpoint.path / records.FILE).read_text())
+    for key in ("heads", "net", "opposing_over_net"):
+        for row in stored["counts"]["confidence"]:
+            del row[key]
+    del stored["counts"]["points"]
+    for key in ("running_other", "running_rank", "sum_leads", "sum_never", "ranks", "leading", "layers"):
+        del stored["depth"][key]
+    for row in [stored["writes"][name] for name in ("every", "attention", "feed_forward")]:
+        del row["variation"], row["tokens_to_half"]
+    (tmp_path / records.FILE).write_text(json.dumps(stored))
+    arrays = load_file(checkpoint.path / written.FILE)
+    del arrays["variation"]
+    meta = {"format": written.FORMAT, "version": written.VERSION, "checkpoint": HASH, "corpus": "random"}
+    save_file(arrays, tmp_path / written.FILE, {**meta, "predictions": "9", "perplexity": "70"})
+    older = SimpleNamespace(path=tmp_path, hash=HASH, slug="tiny", config=CONFIG)
+    shown = {table.id: table for table in accounted(older).tables}
+    assert "promoted" not in shown
+    assert not shown["confidence"].figures
+    assert shown["confidence"].rows[0][2] == "–"
+    assert shown["depth"].rows[0][3:] == ("–", "–")
+    services: Any = SimpleNamespace(catalogue=SimpleNamespace(get=lambda slug: older))
+    with pytest.raises(NotFound, match="no table 'predictions'"):
+        accounted_csv("tiny", "predictions", services)
+    assert b"rank_median" in bytes(accounted_csv("tiny", "members", services).body)
+    helped = helped_by(older, Unit(2, 0), None)
+    assert helped is not None
+    assert helped.variation is None
+
+
 @pytest.mark.parametrize("target", range(0, 60, 12))
 def test_the_terminal_says_one_prediction(target: int) -> None:
     engine = Engine(tiny_model(CONFIG), CheckpointRef(hash=HASH, slug="tiny"))
@@ -176,10 +207,19 @@ def test_the_terminal_says_one_prediction(target: int) -> None:
         ({"prompt": "a", "corpus": Path("b")}, "not both"),
         ({"corpus": Path("nowhere.txt")}, "There is no text at"),
         ({"corpus": Path(__file__), "target": " a"}, "go with a prompt"),
+        ({"corpus": Path(__file__), "heads": True}, "go with a prompt"),
         ({"corpus": Path(__file__), "out": Path("nowhere")}, "There is no folder"),
     ],
 )
 def test_what_the_command_cannot_do_is_one_sentence(given: dict[str, Any], said: str) -> None:
-    defaults = {"prompt": None, "target": None, "position": None, "corpus": None, "out": None, "as_json": False}
+    defaults = {
+        "prompt": None,
+        "target": None,
+        "position": None,
+        "corpus": None,
+        "out": None,
+        "as_json": False,
+        "heads": False,
+    }
     with pytest.raises(LegibleError, match=said):
         command("novel-legible", **{**defaults, **given})
