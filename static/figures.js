@@ -75,7 +75,8 @@
     const around = row.closest("figure, [data-part]");
     const plot = around.querySelector("[data-plotly]");
     if (plot) return window.Plotly ? [() => plotted(plot)] : [];
-    return [...around.querySelectorAll("svg")].map((svg) => () => drawn(svg));
+    // The bars of a table are hidden from readers, for the numbers stand beside them: no figures.
+    return [...around.querySelectorAll("svg:not([aria-hidden])")].map((svg) => () => drawn(svg));
   };
 
   const button = (row, form, index, several) => {
