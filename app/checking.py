@@ -5,7 +5,7 @@
 | check | request, slug, optionally top | `causal.checks.check`, with the checkpoint's bands where it has any |
 | necessity, sufficiency | request, slug | `causal.sets`, `causal.sufficiency` |
 | path | request, slug, first, second (ids) | `causal.paths.mediation` |
-| sources | request, slug, operand (its id) | `causal.paths.sources` |
+| sources | request, slug, operand (its id) | `causal.sources.sources` |
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def kinds(engines: Engines) -> Mapping[str, Handler]:
 
     def sources(context: Context) -> Outcome:
         """What feeds an operand, told by removal."""
-        from legible_core.causal.paths import sources as run
+        from legible_core.causal.sources import sources as run
 
         engine, request = ready(context)
         return Outcome(run(engine, request, parse(context.payload["operand"])))

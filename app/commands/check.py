@@ -171,7 +171,8 @@ def path(
     if (operand is None) == (first is None or second is None):
         raise LegibleError("Give --first and --second, or --operand alone.", code="usage")
     engine, request = _asked(find(model), prompt, target, contrast, position, relative_to, edit)
-    from legible_core.causal.paths import mediation, sources
+    from legible_core.causal.paths import mediation
+    from legible_core.causal.sources import sources
 
     if operand is not None:
         _print(sources(engine, request, parse(operand), seeds=seeds), as_json, show_sources)

@@ -8,5 +8,6 @@ records      checks.json, the bands measured for a checkpoint, beside its weight
 bands        the measurement of those bands on held-out predictions
 sets         necessity of sets of components
 sufficiency  the smallest kept set found that still emits the token
-paths        how much of one component's effect goes through another, and what feeds an operand
+paths        how much of one component's effect goes through another
+sources      what feeds an operand, told by removal
 """

@@ -44,6 +44,7 @@ def _edited(model: Transformer, trace: Trace, position: int, channels: Tensor, u
     count, config = len(channels), model.config
     before = cache_of(model, trace, position) if position else model.new_cache()
     cache = Cache([_many(layer, count) for layer in before.layers], position)
+    assert trace.embed_position is not None  # these designs have learned positions
     x = (trace.embed_token[position] + trace.embed_position[position])[None, None].expand(count, 1, -1)
     here = by_layer(trace.edits, position)
     for index, layer in enumerate(model.layers):

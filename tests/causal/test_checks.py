@@ -14,10 +14,11 @@ from legible_core import attribution as sums
 from legible_core.causal import bands, records
 from legible_core.causal.bands import measure
 from legible_core.causal.checks import Variant, check, effects_of, variants_of
-from legible_core.causal.paths import mediation, sort_of, sources
+from legible_core.causal.paths import mediation
 from legible_core.causal.records import Band, Checks
 from legible_core.causal.rerun import Rerun
 from legible_core.causal.sets import Components, held_out, necessity, removals
+from legible_core.causal.sources import sort_of, sources
 from legible_core.causal.sufficiency import sufficiency
 from legible_core.errors import Corrupt, LegibleError, NotFound
 from legible_core.interventions import Edit
