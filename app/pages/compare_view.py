@@ -18,8 +18,9 @@ from app.pages.detail import check_component
 from app.pages.formula import Piece, plain
 from app.pages.home import Card
 from app.pages.named import component_of, names_of, pieces_of
-from app.pages.reading_view import FLOOR_NAMES, GROUPS, contributor_formula, guessed
+from app.pages.reading_view import contributor_formula, guessed
 from app.pages.renamed import said_renamed
+from app.pages.sum_line import FLOOR_NAMES, GROUPS
 from app.pages.view import clipped
 from app.pages.waiting import Step
 from app.services import Services

@@ -26,7 +26,8 @@ from app.pages.formula import Piece
 from app.pages.named import names_of
 from app.pages.pairs_examples import EXAMPLES, Pair
 from app.pages.parts import is_embed
-from app.pages.reading_view import SumLine, contributor_formula, sum_line
+from app.pages.reading_view import contributor_formula
+from app.pages.sum_line import SumLine, sum_line
 from app.pages.view import clipped, page, twin
 from app.pages.waiting import waiting_json
 from app.services import Services, services

@@ -21,36 +21,21 @@ from app.pages.formula import GUESS, Piece, formula, operand_piece
 from app.pages.named import channel_piece
 from app.pages.panel import Panel
 from app.pages.renamed import said_renamed
-from app.pages.view import chance, clipped, iframe, percent
+from app.pages.sum_line import SumLine, sum_line
+from app.pages.view import chance, clipped, iframe
 from app.store_types import StoredReading
 from app.urls import Urls
 from legible_core.config import ModelConfig
 from legible_core.interventions import Edit
 from legible_core.interventions_text import edit_text
 from legible_core.naming.names import Names
-from legible_core.reading import ORDINARY, Contributor, Shares, Summary, Token
+from legible_core.reading import ORDINARY, Contributor, Summary, Token
 from legible_core.units import GLYPHS
 
 if TYPE_CHECKING:
     from app.pages.causal import Checks
     from app.pages.compare_form import CompareForm
     from app.pages.revisions import Revised
-
-FLOOR_NAMES = {"embed.token": "token embedding", "embed.position": "position embedding", "norm.bias": "norm bias"}
-GROUPS = (
-    ("attention", "attention"),
-    ("linear_attention", "linear attention"),
-    ("set_operators", "set operators"),
-    ("quantifiers", "quantifiers"),
-    ("gelu", "GELU"),
-    ("sigmoid", "sigmoid units"),
-    ("softplus", "softplus"),
-    ("relu", "ReLU"),
-    ("silu", "SiLU"),
-    ("swiglu", "SwiGLU"),
-    ("geglu", "GeGLU"),
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -101,26 +86,6 @@ class Row:
     target_rank: int | None
     href: str
     current: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Amount:
-    name: str
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class SumLine:
-    """The line that is always in sight; every number is the JSON's."""
-
-    groups: tuple[Amount, ...]
-    floor: tuple[Amount, ...]
-    sum: float
-    what: str
-    value: float
-    residual: float
-    tolerance: float
-    shares: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,38 +320,6 @@ def contributor_formula(c: Contributor, names: Names | None = None, guess: bool 
     else:
         pieces.append(Piece("attention head"))
     return (*pieces, *formula("", (), c.promotes, c.label)[1:])
-
-
-def sum_line(summary: Summary) -> SumLine:
-    groups = []
-    for key, name in GROUPS:
-        amount = getattr(summary.groups, key)
-        if amount or key == "attention":
-            groups.append(Amount(name, amount))
-    floor = tuple(Amount(FLOOR_NAMES.get(term.id, term.id.replace("_", " ")), term.value) for term in summary.floor)
-    what = {"nothing": "logit", "mean": "logit − mean", "contrast": "logit difference"}[summary.relative_to]
-    if summary.logit_softcap is not None:
-        what += f" before the soft-cap at {summary.logit_softcap:g}"
-    return SumLine(
-        tuple(groups), floor, summary.sum, what, summary.value, summary.residual, summary.tolerance,
-        said_shares(summary.shares),
-    )
-
-
-def said_shares(shares: Shares) -> str:
-    """The legible shares in words."""
-    if shares.why_undefined == ORDINARY:
-        return f"no legible share: {ORDINARY}"
-    if shares.net is None:
-        why = shares.why_undefined or "the net is 0 or less"
-        said = f"legible share {percent(shares.mass)} of mass; of net undefined: {why}"
-    else:
-        said = f"legible share {percent(shares.net)} of net, {percent(shares.mass)} of mass"
-    if shares.named_net is not None:
-        said += f"; SELECTIVE and labelled {percent(shares.named_net)} of net"
-    elif shares.named_mass is not None:
-        said += f"; SELECTIVE and labelled {percent(shares.named_mass)} of mass"
-    return said
 
 
 def command_line(slug: str, text: str, summary: Summary) -> str | None:

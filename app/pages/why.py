@@ -22,7 +22,8 @@ from app.pages.detail import head_panel, state_of
 from app.pages.formula import Piece
 from app.pages.named import component_of, names_of, operand_word, pieces_of
 from app.pages.panel import Panel, component_panel
-from app.pages.reading_view import FLOOR_NAMES, GROUPS, Amount, SumLine, TokenChip, contributor_formula, said_shares
+from app.pages.reading_view import TokenChip, contributor_formula
+from app.pages.sum_line import FLOOR_NAMES, GROUPS, Amount, SumLine, said_shares
 from app.pages.view import page, short, twin
 from app.pages.waiting import waiting_json
 from app.services import Services, services
