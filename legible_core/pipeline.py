@@ -389,6 +389,7 @@ def _open_ordinary(checkpoint: OrdinaryCheckpoint, device: str, cache_bytes: int
         device=device,
         prompts=() if certified else prompts(checkpoint, tokenizer),
         parameters=checkpoint.parameters,
+        offload=checkpoint.offload and device != "cpu",
     )
     try:
         names = Names.load(checkpoint.path, checkpoint_hash=checkpoint.hash)

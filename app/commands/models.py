@@ -66,6 +66,10 @@ def add(
     move: Annotated[bool, typer.Option("--move", help="Let a slug that names other weights now name these.")] = False,
     dtype: Annotated[str, typer.Option(help="Of an ordinary model: float32 or bfloat16, to load and read it in.")] = "",
     device: Annotated[str, typer.Option(help="Of an ordinary model: auto, cpu, cuda or cuda:N.")] = "",
+    offload: Annotated[
+        bool,
+        typer.Option("--offload", help="Of an ordinary model: its layers stay on the CPU, one is on the card."),
+    ] = False,
     revision: Annotated[str | None, typer.Option(help="Of a hub name: the branch, tag or commit.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the checkpoint as JSON.")] = False,
 ) -> None:
@@ -79,16 +83,18 @@ def add(
     with opened(settings) as services:
         checkpoint: Checkpoint
         if Path(folder).is_dir() and not is_ordinary(Path(folder)):
-            if dtype or device or revision:
+            if dtype or device or revision or offload:
                 raise LegibleError(
-                    "--dtype, --device and --revision belong to ordinary models; a legible checkpoint needs none.",
+                    "--dtype, --device, --offload and --revision belong to ordinary models; a legible checkpoint needs "
+                    "none of them.",
                     code="usage",
                 )
             checkpoint = add_checkpoint(services, Path(folder), slug, move=move)
         else:
             checkpoint = add_ordinary(
-                services, folder, slug, move=move, dtype=dtype or "float32", device=device or "auto", revision=revision
-            )
+                services, folder, slug, move=move, dtype=dtype or "float32", device=device or "auto", revision=revision,
+                offload=offload,
+            )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(checkpoint.to_json(), ensure_ascii=False, indent=2))
         return
@@ -138,6 +144,7 @@ def add_ordinary(
     dtype: str = "float32",
     device: str = "auto",
     revision: str | None = None,
+    offload: bool = False,
 ) -> Checkpoint:
     """Look at an ordinary model, certify it, and store its registration under a slug; see `ordinary.adding`.
 
@@ -145,12 +152,23 @@ def add_ordinary(
     is taken.
     """
     if dtype not in ("float32", "bfloat16"):
-        raise LegibleError(f"--dtype is {dtype[:40]!r}; it must be float32 or bfloat16.", code="bad_dtype")
+        raise LegibleError(
+            f"--dtype is {dtype[:40]!r}; it must be float32 or bfloat16 (one stored in float16 is read exactly "
+            "in float32).",
+            code="bad_dtype",
+        )
     if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device) is None:
         raise LegibleError(f"--device is {device[:40]!r}; it must be auto, cpu, cuda or cuda:N.", code="bad_device")
     from app.handlers import pick_device
     from legible_core.ordinary.adding import add as certify
 
+    compute_on = pick_device(device)
+    if offload and compute_on == "cpu":
+        raise LegibleError(
+            "--offload keeps layers on the CPU for a card that cannot hold them all, and here the CPU computes; leave "
+            "it out, or give a card with --device.",
+            code="bad_device",
+        )
     taken = {entry.slug: entry for entry in services.catalogue.entries() if entry.origin == "shipped"}
     compute: Dtype = "bfloat16" if dtype == "bfloat16" else "float32"
     checkpoint = certify(
@@ -160,7 +178,8 @@ def add_ordinary(
         dtype=compute,
         device=device,
         revision=revision,
-        compute_on=pick_device(device),
+        compute_on=compute_on,
+        offload=offload,
         taken=taken,
     )
     services.store.add_checkpoint(checkpoint.slug, checkpoint.hash, str(checkpoint.path), move=move)

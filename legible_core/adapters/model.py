@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from legible_core.adapters.config import OrdinaryConfig
+from legible_core.adapters.offload import Waiting, move_rest
 from legible_core.errors import LegibleError, TooLarge
 from legible_core.interventions import WEIGHTS, Edit
 from legible_core.model.editing import LayerEdits, by_layer, edit_heads, edit_hidden, edit_stream
@@ -60,6 +61,23 @@ class Norm:
         return y if self.bias is None else y + self.bias
 
 
+class Writes:
+    """A sublayer's write matrix and bias, and the norm behind it where there is one, on the device that computes.
+
+    Offloaded weights lie on the CPU: each is brought to the device when it is asked for, and let go with the answer.
+    """
+
+    def __init__(self, parts: dict[str, Any], device: Callable[[], torch.device]) -> None:
+        self._parts, self._device = parts, device
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            part = self.__dict__["_parts"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+        return part.to(self._device()) if isinstance(part, Tensor) else part
+
+
 @dataclass
 class Prefix:
     """The tokens so far: an ordinary model goes on with a text by reading it again from its start."""
@@ -74,6 +92,7 @@ class OrdinaryModel:
         self.bridge = bridge
         self.config = config
         self.final_norm = Norm(bridge.ln_final.original_component, config)
+        self.waiting: Waiting | None = None
         self.layers = [self._layer(block) for block in bridge.blocks]
 
     def _layer(self, block: Any) -> SimpleNamespace:
@@ -83,9 +102,17 @@ class OrdinaryModel:
             feed_forward.post_norm = Norm(block.ln2_post.original_component, self.config)
             attention.post_gain, feed_forward.post_gain = attention.post_norm.gain, feed_forward.post_norm.gain
         return SimpleNamespace(
-            attention=SimpleNamespace(**_named(attention, "output")),
-            feed_forward=SimpleNamespace(**_named(feed_forward, "down")),
+            attention=Writes(_named(attention, "output"), self._device),
+            feed_forward=Writes(_named(feed_forward, "down"), self._device),
         )
+
+    def _device(self) -> torch.device:
+        return self.token_embedding.device
+
+    def offload(self, device: torch.device) -> None:
+        """Run on a device that holds one layer's weights at a time; see `legible_core.adapters.offload`."""
+        move_rest(self.bridge, self.bridge.blocks, device)
+        self.waiting = Waiting(self.bridge.blocks, device)
 
     # ---- weights -------------------------------------------------------------------------------------------------
 
@@ -110,7 +137,8 @@ class OrdinaryModel:
     def n_bytes(self) -> int:
         """What the parameters take in memory; tied ones count once."""
         held = [p for p in self.bridge.original_model.parameters() if not p.is_meta]
-        return sum({p.data_ptr(): p.numel() * p.element_size() for p in held}.values())
+        waiting = 0 if self.waiting is None else self.waiting.n_bytes
+        return waiting + sum({p.data_ptr(): p.numel() * p.element_size() for p in held}.values())
 
     # ---- running -------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,8 @@ class OrdinaryCheckpoint(Checkpoint):
     """An ordinary model among the checkpoints. `path` is its small folder, `source` the folder of its weights.
 
     files: the SHA-256 of each file of `source` that the hash covers; sizes: their bytes when they were hashed.
-    compute: the dtype in which it is loaded and read. certificate: see `certificate.certify`; None before there is one.
+    compute: the dtype in which it is loaded and read. offload: its layers wait on the CPU, see
+    `adapters.offload`. certificate: see `certificate.certify`; None before there is one.
     """
 
     config: OrdinaryConfig
@@ -47,6 +48,7 @@ class OrdinaryCheckpoint(Checkpoint):
     sizes: dict[str, int] = field(default_factory=dict)
     compute: Dtype = "float32"
     device: str = "auto"
+    offload: bool = False
     bos: Bos | None = None
     chat_template: str | None = None
     special: dict[str, str] = field(default_factory=dict)
@@ -85,6 +87,7 @@ class OrdinaryCheckpoint(Checkpoint):
             "name": self.name,
             "revision": self.revision,
             "compute_dtype": self.compute,
+            "offload": self.offload,
             "bos": None if self.bos is None else asdict(self.bos),
             "chat_template": self.chat_template is not None,
             "certificate": self.certificate,
@@ -109,6 +112,7 @@ def write(checkpoint: OrdinaryCheckpoint, root: Path, tokenizer: bytes) -> Path:
         "dtype": checkpoint.dtype,
         "compute": checkpoint.compute,
         "device": checkpoint.device,
+        "offload": checkpoint.offload,
         "bos": None if checkpoint.bos is None else asdict(checkpoint.bos),
         "chat_template": checkpoint.chat_template,
         "special": checkpoint.special,
@@ -158,6 +162,7 @@ def open_registered(folder: Path, slug: str, origin: str = "added") -> OrdinaryC
             sizes=dict(data["sizes"]),
             compute="bfloat16" if data["compute"] == "bfloat16" else "float32",
             device=str(data["device"]),
+            offload=bool(data.get("offload", False)),
             bos=None if bos is None else Bos(int(bos["id"]), str(bos["text"]), bool(bos["default"])),
             chat_template=data["chat_template"],
             special=dict(data["special"]),

@@ -50,12 +50,14 @@ def add(
     device: str = "auto",
     revision: str | None = None,
     compute_on: str = "cpu",
+    offload: bool = False,
     taken: Container[str] = (),
 ) -> OrdinaryCheckpoint:
     """Look, load, certify, and write the registration under `root`.
 
-    compute_on: the device that `device` stands for here. taken: slugs that other checkpoints ship under. Raises what
-    `look` and `loading.load` raise; a model that does not pass its certificate leaves nothing behind.
+    compute_on: the device that `device` stands for here. offload: keep the layers' weights on the CPU. taken: slugs
+    that other checkpoints ship under. Raises what `look` and `loading.load` raise; a model that does not pass its
+    certificate leaves nothing behind.
     """
     from legible_core.ordinary.loading import load
 
@@ -72,8 +74,9 @@ def add(
         device=compute_on,
         prompts=prompts(checkpoint, Tokenizer(tokenizer)),
         parameters=checkpoint.parameters,
+        offload=offload,
     )
-    checkpoint = dataclasses.replace(checkpoint, certificate=certificate, origin="added")
+    checkpoint = dataclasses.replace(checkpoint, certificate=certificate, origin="added", offload=offload)
     return dataclasses.replace(checkpoint, path=write(checkpoint, root, tokenizer))
 
 

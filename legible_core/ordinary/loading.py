@@ -19,6 +19,7 @@ import torch
 
 from legible_core.adapters.config import FAMILIES, OrdinaryConfig, from_hugging_face
 from legible_core.adapters.model import OrdinaryModel
+from legible_core.adapters.offload import Waiting, layers_of, move_rest
 from legible_core.adapters.source import free_memory, needs_extra
 from legible_core.errors import Corrupt, LegibleError, TooLarge
 from legible_core.ordinary import certificate as certificates
@@ -36,21 +37,40 @@ def load(
     device: str = "cpu",
     prompts: Sequence[Sequence[int]] = (),
     parameters: int = 0,
+    offload: bool = False,
 ) -> tuple[OrdinaryModel, dict[str, Any] | None]:
     """The model, and with `prompts` its certificate.
 
-    parameters: their number, for the estimate that refuses a model before anything is allocated. Raises `TooLarge` for
+    parameters: their number, for the estimate that refuses a model before anything is allocated. offload: the layers'
+    weights stay on the CPU, and each is on the device while it runs. Raises `TooLarge` for
     one that does not fit, `Corrupt` for weights that do not fill the model, `NotExact` when a certificate fails.
     """
-    check_size(parameters, dtype, device)
-    hf = hugging_face(folder, dtype, device)
+    check_size(parameters, dtype, device, config if offload else None)
+    hf = hugging_face(folder, dtype, "cpu" if offload else device)
     if from_hugging_face(hf.config) != config:
         raise Corrupt(f"{folder.name}/config.json is not the one that was added; add the model again.")
-    reference = certificates.reference(hf, prompts) if prompts else None
+    reference = _reference(hf, config, prompts, device, offload) if prompts else None
     model = bridged(hf, config)
+    if offload:
+        model.offload(torch.device(device))
     if reference is None:
         return model, None
     return model, certificates.certify(model, reference, dtype)
+
+
+def _reference(
+    hf: Any, config: OrdinaryConfig, prompts: Sequence[Sequence[int]], device: str, offload: bool
+) -> list[certificates.Row]:
+    """What the plain model gives; an offloaded one runs layer by layer as well, being too large otherwise."""
+    if not offload:
+        return certificates.reference(hf, prompts)
+    layers = layers_of(hf, config.n_layers)
+    move_rest(hf, layers, torch.device(device))
+    waiting = Waiting(layers, torch.device(device))
+    try:
+        return certificates.reference(hf, prompts)
+    finally:
+        waiting.end()
 
 
 def resolve_config(folder: Path) -> OrdinaryConfig:
@@ -137,13 +157,19 @@ def _split_once(adapter: Any) -> None:
     attention.split_qkv_matrix = parts
 
 
-def check_size(parameters: int, dtype: Dtype, device: str) -> None:
-    """Raise `TooLarge`, with the numbers, for a model that does not fit into the device's free memory."""
+def check_size(parameters: int, dtype: Dtype, device: str, offloaded: OrdinaryConfig | None = None) -> None:
+    """Raise `TooLarge`, with the numbers, for a model that does not fit into the device's free memory.
+
+    offloaded: the config of a model whose layers wait on the CPU; then the device has to hold one of them and what is
+    outside them, and the CPU the whole.
+    """
     needed = int(parameters * (2 if dtype == "bfloat16" else 4) * BESIDE)
-    if device.startswith("cuda"):
-        free: int | None = torch.cuda.mem_get_info(torch.device(device))[0]
-    else:
-        free = free_memory(device)
+    if offloaded is not None:
+        _check_free(needed, "cpu", f"The model has {parameters:,} parameters and needs about {_gib(needed)} in {dtype}")
+        held = int(_at_once(parameters, offloaded) * (2 if dtype == "bfloat16" else 4) * BESIDE)
+        _check_free(held, device, f"One layer and what is outside the layers need about {_gib(held)} in {dtype}")
+        return
+    free = _free(device)
     if free is None or needed <= free:
         return
     smaller = int(parameters * 2 * BESIDE)
@@ -151,12 +177,37 @@ def check_size(parameters: int, dtype: Dtype, device: str) -> None:
     if dtype == "float32" and smaller <= free:
         way = f"in bfloat16 it needs {_gib(smaller)}: add it with --dtype bfloat16"
     elif device.startswith("cuda") and (elsewhere := free_memory("cpu")) is not None and needed <= elsewhere:
-        way = f"the CPU has {_gib(elsewhere)} free: add it with --device cpu"
+        way = (
+            f"the CPU has {_gib(elsewhere)} free: add it with --offload, which brings its layers to {device} one by "
+            "one, or with --device cpu"
+        )
     raise TooLarge(
         f"The model has {parameters:,} parameters and needs about {_gib(needed)} in {dtype}, and {device} has "
         f"{_gib(free)} free; {way}.",
         code="too_large_for_memory",
     )
+
+
+def _at_once(parameters: int, config: OrdinaryConfig) -> int:
+    """Parameters on the device at one moment of an offloaded run: embeddings, unembedding, and one layer."""
+    outside = config.vocab_size * config.d_model * (1 if config.tied else 2)
+    outside += config.context * config.d_model if config.positions == "learned" else 0
+    return outside + max(parameters - outside, 0) // config.n_layers
+
+
+def _check_free(needed: int, device: str, what: str) -> None:
+    free = _free(device)
+    if free is not None and needed > free:
+        raise TooLarge(
+            f"{what}, and {device} has {_gib(free)} free; a smaller model or a larger machine is needed.",
+            code="too_large_for_memory",
+        )
+
+
+def _free(device: str) -> int | None:
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(torch.device(device))[0])
+    return free_memory(device)
 
 
 @contextlib.contextmanager

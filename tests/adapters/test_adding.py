@@ -162,6 +162,36 @@ def test_an_estimate_refuses_before_anything_is_loaded(monkeypatch: pytest.Monke
     loading.check_size(1_000_000_000, "bfloat16", "cpu")
 
 
+def test_an_offloaded_model_needs_one_layer_on_the_card_and_the_whole_on_the_cpu(
+    added: OrdinaryCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = {"cuda": 2 << 30, "cpu": 8 << 30}
+    monkeypatch.setattr(loading, "_free", lambda device: free[device])
+    monkeypatch.setattr(loading, "free_memory", lambda device: free["cpu"])
+    with pytest.raises(TooLarge, match=r"cuda has 2\.0 GiB free; the CPU has 8\.0 GiB free: add it with --offload"):
+        loading.check_size(1_500_000_000, "float32", "cuda")
+    deep = replace(added.config, n_layers=10)
+    loading.check_size(1_500_000_000, "float32", "cuda", deep)  # a tenth of it, and its small embeddings
+    with pytest.raises(
+        TooLarge, match=r"One layer and what is outside the layers need about 3\.4 GiB .* cuda has 2\.0"
+    ):
+        loading.check_size(1_500_000_000, "float32", "cuda", replace(added.config, n_layers=2))
+    with pytest.raises(
+        TooLarge, match=r"2,000,000,000 parameters and needs about 8\.9 GiB in float32, and cpu has 8\.0"
+    ):
+        loading.check_size(2_000_000_000, "float32", "cuda", deep)
+
+
+def test_offloading_where_the_cpu_computes_is_refused(folder: Path) -> None:
+    from app.commands.models import add_ordinary
+
+    nothing: Any = None
+    with pytest.raises(LegibleError, match="leave it out, or give a card with --device"):
+        add_ordinary(nothing, str(folder), device="cpu", offload=True)
+    with pytest.raises(LegibleError, match="one stored in float16 is read exactly in float32"):
+        add_ordinary(nothing, str(folder), dtype="float16")
+
+
 # ---- files that are none -------------------------------------------------------------------------------------------
 
 
