@@ -36,9 +36,9 @@ class Urls:
         """A figure's data; `form` is csv or json."""
         return self._url(("models", slug, "figures", f"{figure}.{form}"), {})
 
-    def accounted(self, slug: str, table: str, form: str) -> str:
-        """The numbers of a table of the accounting; `form` is csv or json."""
-        return self._url(("models", slug, "accounting", f"{table}.{form}"), {})
+    def accounted(self, slug: str, table: str) -> str:
+        """The numbers of a table of the accounting, without the ending .csv or .json."""
+        return self._url(("models", slug, "accounting", table), {})
 
     def scans(self, slug: str) -> str:
         """Where the model page's form posts a scan to."""

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from app.account_plots import Middle, Series, linear, logarithmic, plot, shares
 from app.pages.view import percent
-from legible_core.accounting.records import NONE, Accounting, Counted, Counts, Depth, Population, Quartiles
+from legible_core.accounting.records import NONE, POINTS, Accounting, Counted, Counts, Depth, Population, Quartiles
 from legible_core.figures import perplexity_text
 
 
@@ -17,7 +17,8 @@ from legible_core.figures import perplexity_text
 class Table:
     """A table with its population in words; cells are text, the first column is the row's name.
 
-    figures: drawings of the same numbers. data: the ids under which the numbers are had as CSV and JSON.
+    figures: drawings of the same numbers. data: the ids under which the numbers are had as CSV and JSON, the
+    table's own first.
     """
 
     id: str
@@ -106,9 +107,7 @@ def _confidence(stored: Accounting) -> Table | None:
         for row in found.confidence
         if row.n90.n
     ]  # fmt: skip
-    drawn = (
-        f"{len(found.points):,} predictions, as many of each tenth, with the medians and quartiles. " if rows else ""
-    )
+    drawn = f"Drawn: {len(found.points):,} predictions, up to {POINTS} of each tenth. " if found.points else ""
     return Table(
         "confidence", "n90 and the net against the model's confidence",
         f"{drawn}Median [quartiles]; each row its own predictions of "

@@ -19,6 +19,7 @@ from legible_core.accounting.counts import DENOMINATORS, Account, Layout, accoun
 from legible_core.accounting.drawing import Drawing, Drawn
 from legible_core.accounting.passes import Reader
 from legible_core.accounting.records import (
+    POINTS,
     Confidence,
     Counted,
     Counts,
@@ -31,7 +32,6 @@ from legible_core.accounting.records import (
 
 FIFTY = 50
 TENTHS = [(i / 10, (i + 1) / 10 if i < 9 else 1.0 + 1e-6) for i in range(10)]
-POINTS = 30  # predictions of each tenth of confidence that are kept to be drawn
 Rival: TypeAlias = Literal["runner_up", "top_fifty", "random"]
 RIVALS: tuple[Rival, ...] = get_args(Rival)
 LEVELS: tuple[tuple[Literal["n80", "n90", "n99"], int], ...] = (("n80", 80), ("n90", 90), ("n99", 99))

@@ -30,6 +30,7 @@ FILE = "accounting.json"
 FORMAT, VERSION = "legible-accounting", 1
 MAX_BYTES = 8 << 20
 PARTS = ("counts", "depth", "carriage", "reads", "writes")
+POINTS = 30  # predictions of each tenth of confidence that are kept to be drawn
 Share: TypeAlias = float | None
 
 
