@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import unicodedata
 from functools import lru_cache
 from types import SimpleNamespace
@@ -57,7 +58,7 @@ def environment() -> Environment:
     made.filters.update(
         signed=signed, percent=percent, short=short, exponent=exponent, seconds=seconds, bytes=size, count=count,
         half_life=tokens, attribute=attribute,
-        json_block=json_block, chance=chance, pretty=pretty,
+        json_block=json_block, chance=chance, pretty=pretty, ticked=ticked,
     )  # fmt: skip
     made.globals.update(GLYPHS=GLYPHS, term=term, iframe=iframe)
     return made
@@ -123,6 +124,11 @@ def plain(data: Any) -> Any:
     if data is None or isinstance(data, str | int | bool):
         return data
     return data.item() if hasattr(data, "item") else str(data)
+
+
+def ticked(text: str) -> Markup:
+    """A sentence as the terminal says it, what stands between two backticks as code; an odd one stands for itself."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def percent(value: float | None, digits: int = 0) -> str:

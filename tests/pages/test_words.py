@@ -59,3 +59,9 @@ def test_the_page_holds_every_entry_and_has_a_twin(shared: Site) -> None:
     assert {entry.anchor for entry in entries().values()} <= ids
     twin = shared.client.get("/help.json").json()
     assert [entry["word"] for entry in twin["entries"]] == [entry.word for entry in entries().values()]
+
+
+def test_commands_in_a_sentence_are_code_and_all_else_is_escaped() -> None:
+    made = environment().from_string("{{ said | ticked }}")
+    assert made.render(said="Not yet; `legible scan <x>` does.") == "Not yet; <code>legible scan &lt;x&gt;</code> does."
+    assert made.render(said="A ` and <b>") == "A ` and &lt;b&gt;"
