@@ -141,6 +141,7 @@ class CausalPage:
     reading_href: str
     json_href: str
     command: str
+    edits: tuple[str, ...]
     message: str
     fault: bool
     poll: str
@@ -305,6 +306,7 @@ def _page(services: Services, urls: Urls, slug: str, prompt: Prompt, asked: Aske
         message = _reason(job) if failed else _waiting(services, job)
     of = f" of {found['target']['display']}" if found is not None else ""
     place = {**asked.place(), "relative_to": _unusual(asked)}
+    edits = _edits(services, prompt)
     return CausalPage(
         title=f"Causal {TITLES[asked.view]}{of} · {slug}",
         slug=slug,
@@ -324,7 +326,8 @@ def _page(services: Services, urls: Urls, slug: str, prompt: Prompt, asked: Aske
         operand=asked.operand or "",
         reading_href=urls.reading(slug, prompt.digest, **place),
         json_href=urls.json(here) if asked.complete else "",
-        command=_command(slug, prompt, asked, _edits(services, prompt)),
+        command=_command(slug, prompt, asked, edits),
+        edits=tuple(edit_text(edit) for edit in edits),
         message=message,
         fault=failed,
         poll=here if waits else "",

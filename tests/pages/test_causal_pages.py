@@ -107,6 +107,8 @@ def test_an_edited_reading_is_asked_the_same_and_its_command_has_the_edits(site:
     address = site.client.get(answer.headers["location"]).headers["location"]
     page, data = done(site, causal(address, view="sufficiency"))
     assert data["size"] <= data["prefix"] <= data["components"]
+    assert "Asked of the reading" not in site.client.get(causal(site.read(PROMPT))).text
+    assert "Asked of the reading under an edit: <code>L1.u5:scale=3</code>." in page
     words = re.search(r"<pre>(legible sufficiency [^<]+)</pre>", page)
     assert words is not None
     assert words[1].endswith("--edit L1.u5:scale=3")
