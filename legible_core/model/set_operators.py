@@ -3,11 +3,13 @@
 Plainly: A = σ(a), B = σ(b), hidden = cat[A⊙B, A⊙(1-B), ...]. Autograd would run that in a dozen passes over memory,
 keep both factors of every product, and split and join what stands side by side anyway. Here the memberships are one
 tensor, so that a pressure on all operands is one operation too; only they are kept for the gradient, which is made in
-place. The tests hold values and gradients to the plain formulation.
+place, with the pressure's own share, piece by piece while a piece is in the cache. The tests hold values and gradients
+to the plain formulation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,15 +24,43 @@ aten = torch.ops.aten
 ONE = torch.tensor(1.0)
 
 
+# Numbers of a piece of a gradient on each of a processor's threads: half a mebibyte, a few of which its cache holds.
+PIECE = 1 << 17
+
+
+class Asked:
+    """What penalties on memberships v ask of their gradient: base + slope·v, each a number or one per channel.
+
+    A penalty's backward runs before that of the operators that made v. Through this it leaves its share to them,
+    instead of a tensor as large as v that would be made here and read there.
+    """
+
+    def __init__(self) -> None:
+        self._terms: tuple[Tensor, Tensor] | None = None
+
+    def add(self, base: Tensor, slope: Tensor) -> None:
+        before = self._terms
+        self._terms = (base, slope) if before is None else (before[0] + base, before[1] + slope)
+
+    def take(self) -> tuple[Tensor, Tensor] | None:
+        """What was asked since the last time."""
+        terms, self._terms = self._terms, None
+        return terms
+
+
 class Operands(tuple[Tensor, ...]):
-    """Operands that stand side by side in one tensor, `joint`: parts of it along its last dimension, not copies."""
+    """Operands that stand side by side in one tensor, `joint`: parts of it along its last dimension, not copies.
+
+    asked: where a penalty on `joint` may leave its gradient; None where it must give it.
+    """
 
     joint: Tensor
+    asked: Asked | None
 
     @classmethod
-    def of(cls, joint: Tensor, widths: list[int]) -> Operands:
+    def of(cls, joint: Tensor, widths: list[int], asked: Asked | None = None) -> Operands:
         operands = cls(joint.split(widths, dim=-1))
-        operands.joint = joint
+        operands.joint, operands.asked = joint, asked
         return operands
 
 
@@ -45,44 +75,51 @@ def named_units(
     named: row·x of the pairs' A, of their B and of the quantifiers, side by side; it is spent: the memberships take its
     place. decay: λ of the quantifiers. A state, before or after, is a constant to the gradient.
     """
-    hidden, memberships, *after = _NamedUnits.apply(layout, decay, state, named)
-    return hidden, operands_of(layout, memberships), QuantifierState(*after) if after else None
+    asked = Asked()
+    hidden, memberships, *after = _NamedUnits.apply(layout, decay, state, asked, named)
+    return hidden, operands_of(layout, memberships, asked), QuantifierState(*after) if after else None
 
 
-def operands_of(layout: FeedForward, memberships: Tensor) -> Operands:
+def operands_of(layout: FeedForward, memberships: Tensor, asked: Asked | None = None) -> Operands:
     widths = [layout.n_pairs] * 2 if layout.n_pairs else []
-    return Operands.of(memberships, widths + ([layout.n_quantifiers] if layout.n_quantifiers else []))
+    return Operands.of(memberships, widths + ([layout.n_quantifiers] if layout.n_quantifiers else []), asked)
 
 
 def boolean_values(rows: Float[Tensor, "*s h dh"]) -> tuple[Float[Tensor, "*s h dh"], Operands]:
     """The Boolean value [A⊙B ; A⊙(1-B)] of every head ("Legible-by-Construction" eq. 2) and A, B, from its rows·x."""
-    values, memberships = _BooleanValues.apply(rows)
-    return values, Operands.of(memberships, [rows.shape[-1] // 2] * 2)
+    asked = Asked()
+    values, memberships = _BooleanValues.apply(asked, rows)
+    return values, Operands.of(memberships, [rows.shape[-1] // 2] * 2, asked)
 
 
 class _BooleanValues(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, asked: Asked, rows: Tensor) -> tuple[Tensor, Tensor]:
         memberships, values = torch.sigmoid(rows), torch.empty_like(rows)
         _combine(*memberships.chunk(2, -1), *values.chunk(2, -1))
+        ctx.asked = asked
         ctx.save_for_backward(memberships)
         ctx.set_materialize_grads(False)
         return values, memberships
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, pressed: Tensor | None) -> Tensor | None:
+    def backward(ctx: Any, grad: Tensor | None, pressed: Tensor | None) -> tuple[None, Tensor | None]:
         (memberships,) = ctx.saved_tensors
-        if grad is None:
-            return None if pressed is None else aten.sigmoid_backward(pressed, memberships)
+        terms = ctx.asked.take()
+        if grad is None and pressed is None and terms is None:
+            return None, None
         out = torch.empty_like(memberships)
-        _combine_gradient(grad.chunk(2, -1), memberships.chunk(2, -1), pressed, out)
-        return aten.sigmoid_backward.grad_input(out, memberships, grad_input=out)
+        grad = torch.zeros_like(memberships) if grad is None else grad
+        for v, g, by_v, press in _pieces(2, memberships, grad, out, pressed):
+            _combine_gradient(g, v, press, terms, by_v)
+            aten.sigmoid_backward.grad_input(by_v, v, grad_input=by_v)
+        return None, out
 
 
 class _NamedUnits(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, layout: FeedForward, decay: Tensor, state: QuantifierState | None, named: Tensor
+        ctx: Any, layout: FeedForward, decay: Tensor, state: QuantifierState | None, asked: Asked, named: Tensor
     ) -> tuple[Tensor, ...]:
         memberships = named.sigmoid_()
         ctx.mark_dirty(named)
@@ -93,7 +130,7 @@ class _NamedUnits(torch.autograd.Function):
         if layout.n_quantifiers:
             held = remember(memberships[..., pairs.stop :], decay, state)
             held.write(hidden[..., layout.quantifiers])
-        ctx.layout, ctx.held = layout, held
+        ctx.layout, ctx.held, ctx.asked = layout, held, asked
         ctx.save_for_backward(memberships, decay)
         ctx.set_materialize_grads(False)
         if held is None:
@@ -108,27 +145,28 @@ class _NamedUnits(torch.autograd.Function):
         layout: FeedForward = ctx.layout
         held: Held | None = ctx.held
         memberships, decay = ctx.saved_tensors
+        terms = ctx.asked.take()
         if grad is None:
-            if pressed is None:
-                return (None,) * 4
+            if pressed is None and terms is None:
+                return (None,) * 5
             grad = torch.zeros_like(memberships)
-        pairs = slice(0, 2 * layout.n_pairs)
+        pairs, rest = slice(0, 2 * layout.n_pairs), slice(2 * layout.n_pairs, None)
         out = torch.empty_like(memberships)
         by_decay = None
-        if layout.n_pairs:
-            _combine_gradient(
-                grad[..., pairs].chunk(2, -1),
-                memberships[..., pairs].chunk(2, -1),
-                None if pressed is None else pressed[..., pairs],
-                out[..., pairs],
-            )
         if held is not None:
-            m, by_m = memberships[..., pairs.stop :], out[..., pairs.stop :]
+            m, by_m = memberships[..., rest], out[..., rest]
             by_decay = held.gradient(grad[..., layout.quantifiers], m, decay, by_m)
+            if terms is not None:
+                by_m += torch.addcmul(terms[0][rest], terms[1][rest], m)
             if pressed is not None:
-                by_m += pressed[..., pairs.stop :]
-        aten.sigmoid_backward.grad_input(out, memberships, grad_input=out)
-        return None, by_decay, None, out
+                by_m += pressed[..., rest]
+        ours = None if terms is None else (terms[0][pairs], terms[1][pairs])
+        for v, g, by_v, press in _pieces(1, memberships, grad, out, pressed):
+            if layout.n_pairs:
+                press = None if press is None else press[..., pairs]
+                _combine_gradient(g[..., pairs], v[..., pairs], press, ours, by_v[..., pairs])
+            aten.sigmoid_backward.grad_input(by_v, v, grad_input=by_v)
+        return None, by_decay, None, None, out
 
 
 def _combine(a: Tensor, b: Tensor, intersection: Tensor, difference: Tensor) -> None:
@@ -138,15 +176,42 @@ def _combine(a: Tensor, b: Tensor, intersection: Tensor, difference: Tensor) -> 
 
 
 def _combine_gradient(
-    grads: tuple[Tensor, ...], sides: tuple[Tensor, ...], pressed: Tensor | None, out: Tensor
+    grad: Tensor, memberships: Tensor, pressed: Tensor | None, terms: tuple[Tensor, Tensor] | None, out: Tensor
 ) -> None:
-    """dA = g₂ + B⊙(g₁ - g₂), dB = A⊙(g₁ - g₂), each with the pressure's own share, into the halves of `out`."""
-    (by_intersection, by_difference), (a, b), (by_a, by_b) = grads, sides, out.chunk(2, -1)
-    torch.sub(by_intersection, by_difference, out=by_b)
-    if pressed is None:
-        torch.addcmul(by_difference, b, by_b, out=by_a)
-        by_b *= a
-    else:
-        press_a, press_b = pressed.chunk(2, -1)
-        torch.add(press_a, by_difference, out=by_a).addcmul_(b, by_b)
-        torch.addcmul(press_b, a, by_b, out=by_b)
+    """dA = g₂ + B⊙(g₁ - g₂), dB = A⊙(g₁ - g₂), each with the pressures' own share, into the halves of `out`.
+
+    pressed: that share as a tensor. terms: base and slope of it, as in `Asked`.
+    """
+    (by_intersection, by_difference), (a, b), (by_a, by_b) = (x.chunk(2, -1) for x in (grad, memberships, out))
+    apart = by_intersection - by_difference
+    if terms is None and pressed is None:
+        torch.addcmul(by_difference, b, apart, out=by_a)
+        torch.mul(a, apart, out=by_b)
+        return
+    if terms is not None:
+        torch.addcmul(*terms, memberships, out=out)
+        if pressed is not None:
+            out += pressed
+    elif pressed is not None:
+        out.copy_(pressed)
+    by_a.add_(by_difference).addcmul_(b, apart)
+    by_b.addcmul_(a, apart)
+
+
+def _pieces(channels: int, first: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """The same parts of tensors of one shape, small enough to stay in a processor's cache; a None goes along.
+
+    The last `channels` dimensions are never cut. Elsewhere than on a processor the tensors stay whole.
+    """
+    wanted = PIECE * torch.get_num_threads()
+    if first.device.type != "cpu" or first.numel() <= wanted or first.ndim == channels:
+        yield (first, *others)
+        return
+    each = first[0].numel()
+    size = max(1, wanted // each)
+    parts = [[None] * -(-len(first) // size) if tensor is None else tensor.split(size) for tensor in (first, *others)]
+    for piece in zip(*parts, strict=True):
+        if each > wanted and first.ndim > channels + 1:
+            yield from _pieces(channels, *(None if tensor is None else tensor[0] for tensor in piece))
+        else:
+            yield piece

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from legible_core.errors import LegibleError
 from legible_core.model import Observed
+from legible_core.model.set_operators import Asked
 from legible_core.training.distributed import mean_of
 
 Regime: TypeAlias = Literal["none", "sparsity", "crispness", "both"]
@@ -153,8 +154,9 @@ def _press(
         return total
     # Operands that stand in one tensor are pressed in one operation.
     joint = getattr(values, "joint", None)
+    asked = None if joint is None else values.asked  # type: ignore[attr-defined]
     for value in values if joint is None else (joint,):
-        term = _Penalty.apply(value, sparsity / count, crispness / count, pressure.floor_at(tokens))
+        term = _Penalty.apply(value, sparsity / count, crispness / count, pressure.floor_at(tokens), asked)
         total = term if total is None else total + term
     return total
 
@@ -162,11 +164,14 @@ def _press(
 class _Penalty(torch.autograd.Function):
     """Σ s|v| + c v(1-v) for v in [0,1] (b, t, ...channels), with its gradient s + c(1-2v) made in one pass.
 
-    Channels whose mean over b and t is within `floor` of 0 or 1 are left out, of the value and of the gradient.
+    Channels whose mean over b and t is within `floor` of 0 or 1 are left out, of the value and of the gradient. With
+    `asked` the gradient is not given here but left to the operators that made v.
     """
 
     @staticmethod
-    def forward(ctx, value: Tensor, sparsity: float, crispness: float, floor: float) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, value: Tensor, sparsity: float, crispness: float, floor: float, asked: Asked | None
+    ) -> Tensor:
         pressed: Tensor | None = None
         if floor > 0:
             total = value.sum((0, 1), dtype=torch.float32)
@@ -179,7 +184,7 @@ class _Penalty(torch.autograd.Function):
             total = value.sum(dtype=torch.float32)
             squares = _square_sum(value) if crispness else 0.0
         ctx.save_for_backward(value, pressed)
-        ctx.strengths = (sparsity, crispness)
+        ctx.strengths, ctx.asked = (sparsity, crispness), asked
         return (sparsity + crispness) * total - crispness * squares
 
     @staticmethod
@@ -188,8 +193,11 @@ class _Penalty(torch.autograd.Function):
         sparsity, crispness = ctx.strengths
         # One number per channel, of which the mask is a factor, so that one pass makes the whole gradient.
         base = grad.to(value.dtype).expand(value.shape[2:]) if pressed is None else pressed * grad
-        slope = torch.addcmul(base * (sparsity + crispness), base * (-2.0 * crispness), value)
-        return slope, None, None, None
+        terms = base * (sparsity + crispness), base * (-2.0 * crispness)
+        if ctx.asked is not None:
+            ctx.asked.add(*terms)
+            return (None,) * 5
+        return torch.addcmul(*terms, value), None, None, None, None
 
 
 def _square_sum(value: Tensor) -> Tensor:

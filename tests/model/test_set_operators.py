@@ -11,11 +11,12 @@ from tiny_models import designs, random_ids, tiny_config, tiny_model
 from torch import Tensor
 
 from legible_core.config import FeedForward, ModelConfig
-from legible_core.model import Observed, Transformer
+from legible_core.model import Observed, Transformer, set_operators
 from legible_core.model.attention import combine
 from legible_core.model.linear import joint_linears, linear, linears, sum_linear
 from legible_core.model.quantifiers import QuantifierState
 from legible_core.model.set_operators import Operands, boolean_values, named_units
+from legible_core.training.pressures import Pressing, Pressure, pressure_loss
 
 LAYOUTS = [
     FeedForward(24, 0.5, 0.5),
@@ -97,6 +98,37 @@ def test_the_fused_model_is_the_plain_model(config: ModelConfig, monkeypatch: py
     assert by_fused.keys() == by_plain.keys() == dict(model.named_parameters()).keys()
     for name, grad in by_plain.items():
         assert torch.allclose(by_fused[name], grad, rtol=1e-4, atol=2e-6), name
+
+
+@pytest.mark.parametrize("piece", [1 << 17, 40])
+@pytest.mark.parametrize("floor", [0.0, 0.3])
+@pytest.mark.parametrize("task", [False, True])
+def test_a_pressure_that_leaves_its_gradient_to_the_operators_is_the_plain_one(
+    piece: int, floor: float, task: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pieces and whole, alone and beside the task; twice, since what was left once must not count again."""
+    monkeypatch.setattr(set_operators, "PIECE", piece)
+    pressures = (Pressure("both", 0.3, 0.7, floor=floor), Pressure("both", 0.5, 0.4, floor=floor))
+    ids = random_ids(12, batch=2)
+    for config in (tiny_config(biased=True), tiny_config("boolean", rho=0.0, quantifiers=0.5)):
+        model, found = tiny_model(config), []
+        for plainly in (False, False, True):
+            model.zero_grad()
+            with monkeypatch.context() as patch:
+                patch.setattr(torch.compiler, "is_compiling", lambda plainly=plainly: plainly)
+                observed = Observed() if plainly else Pressing(*pressures, 0)
+                logits = model(ids, observed=observed)
+            penalty = observed.penalty if isinstance(observed, Pressing) else pressure_loss(observed, *pressures, 0)
+            assert penalty is not None
+            (penalty + logits.square().mean() if task else penalty).backward()
+            grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+            found.append({name: grad.clone() for name, grad in grads.items() if grad is not None})
+        first, second, plain = found
+        assert any(name.endswith("pair_a") and bool(grad.any()) for name, grad in plain.items())
+        for name, grad in plain.items():
+            for fused in (first, second):
+                ours = fused.get(name, torch.zeros(()))
+                assert torch.allclose(ours.expand_as(grad), grad, rtol=1e-4, atol=2e-6), name
 
 
 def test_the_fused_model_is_as_good_as_the_plain_one_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
