@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.commands.interrupt import interruptible
-from legible_core.errors import LegibleError, Unavailable
+from legible_core.errors import LegibleError, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from legible_core.evaluation.data import Suite
@@ -69,6 +69,8 @@ def evaluate(
     from legible_core.evaluation.data import TASKS, available, load_suite, task_names
 
     checkpoint = find(model)
+    if data is not None and not data.is_dir():
+        raise NotFound(f"There is no data folder {data}; give one with a folder for each task: {', '.join(TASKS)}.")
     names = task_names(tasks) if tasks is not None else list(TASKS) if data is None else available(data)
     if not names:
         raise LegibleError(f"{data} has no folder of a task; it may hold {', '.join(TASKS)}.", code="bad_data")

@@ -67,6 +67,11 @@ def check_device(device: str) -> torch.device:
         torch.zeros(1, device=device).item()
         return torch.device(device)
     except (RuntimeError, AssertionError, ValueError, NotImplementedError):
+        if re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
+            raise LegibleError(
+                f"There is no device {device!r}; use cpu, or cuda (or cuda:0, cuda:1, …) where there is a GPU.",
+                code="bad_device",
+            ) from None
         count = torch.cuda.device_count()
         seen = "PyTorch sees no GPU here" if not count else f"PyTorch sees cuda:0 to cuda:{count - 1} here"
         raise LegibleError(

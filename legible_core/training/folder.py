@@ -101,7 +101,7 @@ def _find(folder: Path, recipe: Recipe, source: Source, given: Path | None) -> T
     if (size := tokenizer.get_vocab_size()) != recipe.data.vocab_size:
         raise Conflict(
             f"The tokenizer has {size} entries but the recipe's data.vocab_size is {recipe.data.vocab_size}; "
-            + (f"this text gives no more, so make that {size}." if made else "make them equal.")
+            + (f"the text is too small for more: give more text, or make that {size}." if made else "make them equal.")
         )
     return tokenizer
 

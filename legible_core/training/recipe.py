@@ -320,7 +320,18 @@ def _value(hint: Any, value: Any, name: str) -> Any:
         return float(value)
     elif hint in (int, str, bool) and type(value) is hint:
         return value
-    raise _bad(f"{name} is {value!r}, which is not of the right type")
+    raise _bad(f"{name} is {value!r}; it must be {_kind(hint)}")
+
+
+def _kind(hint: Any) -> str:
+    """A field's type in words."""
+    arguments = typing.get_args(hint)
+    words = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}
+    if typing.get_origin(hint) is tuple:
+        return f"a list such as [{', '.join(['…'] * (1 if arguments[-1] is Ellipsis else len(arguments)))}]"
+    if arguments:
+        return " or ".join(dict.fromkeys(_kind(each) for each in arguments if each is not type(None)))
+    return words.get(hint, "another kind of value")
 
 
 def _bad(reason: str) -> LegibleError:

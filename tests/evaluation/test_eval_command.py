@@ -125,6 +125,7 @@ def test_a_limit_is_not_stored_unless_a_file_is_named(checkpoint, data, tmp_path
 def test_what_cannot_be_done_is_said_at_once(checkpoint, data, tmp_path, monkeypatch):
     assert "tasks are blimp, lambada" in refused(checkpoint.path, "--data", data, "--tasks", "glue").message
     assert "no data folder" in refused(checkpoint.path, "--data", tmp_path / "no", "--tasks", "blimp").message
+    assert "no data folder" in refused(checkpoint.path, "--data", tmp_path / "no").message
     assert "no folder of a task" in refused(checkpoint.path, "--data", checkpoint.path).message
     assert "cannot be used" in refused(checkpoint.path, "--data", data, "--device", "cuda:9").message
     assert "no checkpoint" in refused(tmp_path / "nothing", "--data", data).message

@@ -89,6 +89,10 @@ def test_bases_that_go_round_or_are_missing_are_one_sentence(tmp_path: Path) -> 
         ("xyzzy = 3", "", r"model\.xyzzy is unknown; the entries are n_layers"),
         ("", "[attention_presure]\nregime = 'none'", r"did you mean attention_pressure\?"),
         ("activation = 'tanh'", "", r"model\.activation is 'tanh'; it must be one of gelu, sigmoid, softplus, relu"),
+        ("d_ff = '64'", "", r"model\.d_ff is '64'; it must be a whole number"),
+        ("gelu_fraction = 'all'", "", r"model\.gelu_fraction is 'all'; it must be a number"),
+        ("", "[optimiser]\nbetas = 0.9", r"optimiser\.betas is 0\.9; it must be a list such as \[…, …\]"),
+        ("", "[attention_pressure]\nsparsity = 'x'", r"sparsity is 'x'; it must be a number or a list such as \[…\]"),
     ],
 )
 def test_an_unknown_entry_names_the_nearest(tmp_path: Path, model: str, more: str, said: str) -> None:
