@@ -160,7 +160,7 @@ def test_unknown_filters_of_a_page_are_named_with_the_valid_ones(searched: Site)
             assert answer.status_code == 422
             assert "no filter" in answer.text
             assert "colour" in answer.text
-    assert searched.client.get(f"/models/{SLUG}/layers/0?embed=table").status_code == 200
+    assert searched.client.get(f"/models/{SLUG}/layers/0?embed=units").status_code == 200
 
 
 def test_a_page_past_the_end_is_not_taken_for_nothing_found(searched: Site) -> None:
