@@ -230,6 +230,12 @@ def report(stored: Accounting) -> Iterable[str]:
             yield f"n80 / n90 / n99, {text}: {_of(row['n80'])} / {_of(row['n90'])} / {_of(row['n99'])}"
         yield f"n90 with heads whole: {_of(counts.heads.counts['net']['n90'])}"
         yield f"opposing mass over net: {_of(counts.opposing_over_net, 2)}"
+        for tenth in counts.confidence:
+            if tenth.n90.n:
+                yield (
+                    f"at probability {tenth.low:.1f} to {min(1.0, tenth.high):.1f}: n90 {_of(tenth.n90)}, heads whole "
+                    f"{_of(tenth.heads)}, net {_of(tenth.net, 1)} ({tenth.n90.n:,} predictions)"
+                )
     if stored.carriage is not None:
         for layer in stored.carriage.layers:
             yield (
@@ -237,7 +243,13 @@ def report(stored: Accounting) -> Iterable[str]:
                 f"{layer.shear:+.2f}; same token {layer.same:.0%}, with the one-hop writes {layer.same_with_set:.0%}"
             )
     if stored.depth is not None:
-        yield f"the predicted token leads at depth {_of(stored.depth.first)}, stays from {_of(stored.depth.stays)}"
+        depth = stored.depth
+        yield f"the predicted token leads at depth {_of(depth.first)}, stays from {_of(depth.stays)}"
+        if depth.sum_leads.n or depth.sum_never:
+            yield (
+                f"it leads in the sum of the {_of(depth.sum_leads)} largest members, in {depth.sum_never:,} sets never; "
+                f"that sum turns from {_of(depth.strongest, 2)} to {_of(depth.together, 2)} with the readout"
+            )
     if stored.reads is not None:
         for kind in stored.reads.kinds:
             native, plain = kind.native["mean"][0], kind.vocabulary["mean"][0]

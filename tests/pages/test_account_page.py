@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
+import numpy as np
 import pytest
-from page_samples import SLUG, Site, links, parsed, title
+from page_samples import SLUG, Site, links, parsed, sample_text, title
 
 from app.account_figures import Step, mountain, waterfall
+from legible_core.accounting import records, written
+from legible_core.accounting.measure import Plan, measure
+from legible_core.checkpoint import load
+from legible_core.tokens import Tokenizer
 
 PROMPT = "it was the best of times it was the"
 
@@ -93,6 +101,46 @@ def test_a_reading_leads_to_its_accounting(shared: Site) -> None:
     shared.work()
     page = shared.client.get(address, follow_redirects=True).text
     assert [link for link in links(page) if "/account?" in link]
+
+
+@pytest.fixture
+def accounted(site: Site) -> Iterator[Site]:
+    """The same checkpoint, accounted for over a short text."""
+    checkpoint = site.checkpoint
+    ids = np.asarray(Tokenizer.load(checkpoint.tokenizer_path).encode(sample_text(3, 1200)), np.int64)
+    plan = Plan(("counts", "depth", "writes"), sample=24, floor=0.0)
+    measure(load(checkpoint), ids, "held out", None, checkpoint.hash, checkpoint.path, plan, lambda *_: None)
+    yield site
+    for name in (records.FILE, written.FILE):
+        (checkpoint.path / name).unlink()
+
+
+def test_the_models_page_draws_its_accounting_and_leads_to_every_number(accounted: Site) -> None:
+    page = accounted.client.get(f"/models/{SLUG}").text
+    text = " ".join("".join(parsed(page).text).split())
+    assert "held out" in text
+    assert "n90 and the net against the model's confidence" in text
+    there = [link for link in links(page) if "/accounting/" in link]
+    tables = ("counts", "push", "confidence", "predictions", "depth", "members", "promoted", "writes")
+    assert len(there) == 2 * len(tables)
+    for link in there:
+        answer = accounted.client.get(link)
+        assert answer.status_code == 200, link
+        assert "held out" in answer.text
+    figures = re.findall(r'<svg[^>]*aria-label="([^"]*)"', page)
+    assert sum("confidence" in label and "perplexity" in label for label in figures) == 2
+    assert sum("Alignment with the readout" in label for label in figures) == 1
+    assert "style=" not in page
+    embedded = accounted.client.get(f"/models/{SLUG}?embed=accounting-confidence")
+    assert embedded.status_code == 200
+    assert embedded.text.count("<svg") == 2
+    answer = accounted.client.get(f"/models/{SLUG}/accounting/reads.csv")
+    assert answer.status_code == 404
+    assert "; it has counts, " in answer.text
+    data = accounted.client.get(f"/models/{SLUG}/accounting/reads.json").json()
+    assert "no table 'reads'; it has counts, " in data["error"]["message"]
+    unit = accounted.client.get(f"/models/{SLUG}/units/L1.u3").text
+    assert "L1&#39;s 48 units" in unit or "L1's 48 units" in unit
 
 
 def test_the_figures_end_at_the_net() -> None:
