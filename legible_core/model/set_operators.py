@@ -212,6 +212,8 @@ def _pieces(channels: int, first: Tensor, *others: Tensor | None) -> Iterator[tu
     parts = [[None] * -(-len(first) // size) if tensor is None else tensor.split(size) for tensor in (first, *others)]
     for piece in zip(*parts, strict=True):
         if each > wanted and first.ndim > channels + 1:
-            yield from _pieces(channels, *(None if tensor is None else tensor[0] for tensor in piece))
+            head, *rest = (None if tensor is None else tensor[0] for tensor in piece)
+            assert head is not None
+            yield from _pieces(channels, head, *rest)
         else:
             yield piece

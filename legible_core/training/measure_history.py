@@ -116,8 +116,8 @@ class Measuring:
         units = [Moments(width, histogram=False) for _ in model.layers]
         losses: list[NDArray[np.float64]] = []
         for batch in batches(self.ids, model.config.context, BATCH):
-            layers, loss = observe(model, batch)
-            losses.append(loss.ravel())
+            layers, of_targets = observe(model, batch)
+            losses.append(of_targets.ravel())
             for layer, values in enumerate(layers if width else ()):
                 # The heads' operands stand before those of the units.
                 take_in(operands[layer], values.operands[:, values.operands.shape[1] - width :].contiguous())
