@@ -247,8 +247,8 @@ def report(stored: Accounting) -> Iterable[str]:
         yield f"the predicted token leads at depth {_of(depth.first)}, stays from {_of(depth.stays)}"
         if depth.sum_leads.n or depth.sum_never:
             yield (
-                f"it leads in the sum of the {_of(depth.sum_leads)} largest members, in {depth.sum_never:,} sets never; "
-                f"that sum turns from {_of(depth.strongest, 2)} to {_of(depth.together, 2)} with the readout"
+                f"it leads in the sum of the {_of(depth.sum_leads)} largest members, in {depth.sum_never:,} sets "
+                f"never; that sum turns from {_of(depth.strongest, 2)} to {_of(depth.together, 2)} with the readout"
             )
     if stored.reads is not None:
         for kind in stored.reads.kinds:

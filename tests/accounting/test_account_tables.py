@@ -71,7 +71,7 @@ def test_every_table_has_its_population_and_the_quality(checkpoint: Any) -> None
     said = "\n".join(report(stored))
     assert "perplexity" in said
     assert f"{n90.median:.0f}" in said
-    assert said.count("at probability 0") == sum(tenth.n90.n > 0 for tenth in stored.counts.confidence)
+    assert said.count("\nat probability ") == sum(tenth.n90.n > 0 for tenth in stored.counts.confidence)
     assert "largest members" in said
 
 
