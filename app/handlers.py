@@ -50,7 +50,7 @@ def handlers(settings: Settings) -> Mapping[str, Handler]:
         "read": engines.read,
         "head": engines.head,
         "component": engines.component,
-        "scan": _scan,
+        "scan": engines.scan,
         indexing.KIND: indexing.handle,
         **looking.kinds(engines),
         **bounding.kinds(engines),
@@ -61,20 +61,18 @@ def handlers(settings: Settings) -> Mapping[str, Handler]:
     }
 
 
-def _scan(context: Context) -> Outcome:
-    """A scan, whose names can be searched as soon as they are indexed."""
-    outcome = scanning.handle(context)
-    indexing.look(context.worker.queue, NamesIndex(context.store.database), Catalogue(context.store).checkpoints())
-    return outcome
-
-
 class Engines:
-    """The checkpoints that this worker holds in memory, the most recently used ones."""
+    """The checkpoints that this worker holds in memory, the most recently used ones.
+
+    budget: the bytes of weights that stay, of what no paused job is using and of the latest.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.budget = settings.models_mebibytes << 20
         self._catalogue: Catalogue | None = None
         self._open: OrderedDict[tuple[str, str, int], Engine] = OrderedDict()
+        self._users: dict[tuple[str, str, int], set[int]] = {}
 
     def read(self, context: Context) -> Outcome:
         """One reading, stored in the transaction that ends the job."""
@@ -112,6 +110,12 @@ class Engines:
         context.stage("run")
         return Outcome(engine.component_detail(request, context.payload["component"]))
 
+    def scan(self, context: Context) -> Outcome:
+        """A scan, on the weights that readings use; its names can be searched as soon as they are indexed."""
+        outcome = scanning.handle(context, lambda hash: self.engine(context, hash, "float32").model)
+        indexing.look(context.worker.queue, NamesIndex(context.store.database), Catalogue(context.store).checkpoints())
+        return outcome
+
     def engine(self, context: Context, checkpoint_hash: str, dtype: str) -> Engine:
         """The engine of a checkpoint, loaded when it is not at hand or when its names were written anew.
 
@@ -133,17 +137,23 @@ class Engines:
             context.stage("load")
             for old in [other for other in self._open if other[:2] == key[:2]]:  # under names that were written anew
                 del self._open[old]
-            self._make_room(checkpoint.parameters * (2 if dtype == "bfloat16" else 4))
+            self._make_room(checkpoint.parameters * (2 if dtype == "bfloat16" else 4), context.worker.running)
             self._open[key] = self._load(checkpoint, dtype)
             context.computes_on(device_name(self._device(checkpoint)))
         self._open.move_to_end(key)
+        self._users.setdefault(key, set()).add(context.job.id)
         return self._open[key]
 
-    def _make_room(self, wanted: int) -> None:
-        """Drop the engines that were idle longest until `wanted` more bytes of weights fit the budget."""
-        budget = self.settings.models_mebibytes << 20
-        while self._open and sum(engine.n_bytes for engine in self._open.values()) + wanted > budget:
-            self._open.popitem(last=False)
+    def _make_room(self, wanted: int, running: frozenset[int]) -> None:
+        """Drop the engines that were idle longest until `wanted` more bytes of weights fit the budget.
+
+        What a running or paused job uses stays: dropping it frees nothing, and would have it loaded a second time.
+        """
+        self._users = {key: users & running for key, users in self._users.items()}
+        for key in [key for key in self._open if not self._users.get(key)]:
+            if sum(engine.n_bytes for engine in self._open.values()) + wanted <= self.budget:
+                return
+            del self._open[key]
 
     def _device(self, checkpoint: Checkpoint) -> str:
         """The worker's own device, unless an ordinary model was added for another."""

@@ -42,7 +42,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Job:
-    """How to scan: batch size in windows, device, shard (i, n), and where states are kept."""
+    """How to scan: batch size in windows, device, shard (i, n), where states are kept, the model if loaded."""
 
     state: Path
     batch: int = 8
@@ -51,11 +51,13 @@ class Job:
     shard: tuple[int, int] = (0, 1)
     contexts: bool = True
     between: Between | None = field(default=None, compare=False)
+    model: Transformer | None = field(default=None, compare=False)
 
 
-def handle(context: Context) -> Outcome:
+def handle(context: Context, model: Callable[[str], Transformer] | None = None) -> Outcome:
     """The worker's scan job: payload `slug`, and `corpus` (a path on its machine) or `sample` (tokens) or both.
 
+    model: gives the loaded one of a checkpoint's hash, where the worker shares it; without, it is loaded here.
     Optionally `tokens` and `out`. With both, the corpus makes the names and the sampled text the contexts. Yields to
     readings between batches. A cancelled or stopped scan leaves its state, and so, up to half a minute of work, does a
     killed one: the next attempt goes on from there.
@@ -75,6 +77,7 @@ def handle(context: Context) -> Outcome:
         device=context.settings.device,
         contexts=corpus is None or sample is None,
         between=lambda done: context.between_batches(),
+        model=None if model is None else model(checkpoint.hash),
     )
     text = Text(corpus, None if corpus is not None else sample, tokens=payload.get("tokens"))
     scan = prepare_scan(checkpoint, text, job)
@@ -137,8 +140,8 @@ def _inputs(checkpoint: Checkpoint, text: Text, job: Job) -> tuple[Transformer, 
     """The model, and the text's ids, end-of-text id and name."""
     if text.corpus is not None:
         ids, end, name = corpus_ids(checkpoint, text.corpus, text.tokens, job.between)
-        return load_on(checkpoint, job.device), ids, end, name
-    model = load_on(checkpoint, job.device)
+        return job.model or load_on(checkpoint, job.device), ids, end, name
+    model = job.model or load_on(checkpoint, job.device)
     ids, _, name = sampled_ids(checkpoint, model, text.sample or 0, text.seed, job.between)
     # The windows of a sampled text are its documents, and its halves are whole windows.
     return model, ids, None, name

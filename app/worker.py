@@ -141,6 +141,12 @@ class Worker:
             self._pop()
         return True
 
+    @property
+    def running(self) -> frozenset[int]:
+        """The ids of the job that runs and of those that are paused for it."""
+        with self._lock:
+            return frozenset(job.id for job in self._jobs)
+
     def stop(self) -> None:
         """Finish no more than the current batch, then end."""
         self.stopping.set()
