@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from journey_samples import PROMPT, SLUG, Server, eventually, serving
 from playwright.sync_api import Browser, Page, expect
+
+from app.runs import announced
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "pages"))
+from run_samples import make_run
 
 AXE = Path(__file__).resolve().parents[1] / "vendor" / "axe.min.js"
 READ = re.compile(r"/readings/[0-9a-f]{64}\?position=\d+&target=\d+$")
@@ -45,8 +51,8 @@ def pages_of(page: Page, server: Server) -> dict[str, str]:
     settled = f"{base}/readings/{digest}/why/L1.p3.A?at=9"
     page.goto(settled)
     expect(page.locator(".sum")).to_contain_text("residual", timeout=TIMEOUT)
-    kept = people_of(page, server, reading)
-    eventually(lambda: all(j["state"] in ("done", "failed") for j in server.json("/jobs.json")["jobs"]))
+    kept = people_of(page, server, reading) | acting_of(page, server, reading)
+    eventually(lambda: all(j["state"] in ("done", "failed") for j in server.json("/jobs.json")["jobs"]), 180)
     return kept | {
         "home": server.address, "models": f"{server.address}/models", "model": base, "layer": f"{base}/layers/1",
         "unit": f"{base}/units/L1.u3", "quantifier": f"{base}/units/L1.u30", "head": f"{base}/heads/L1.h2",
@@ -87,10 +93,34 @@ def people_of(page: Page, server: Server, reading: str) -> dict[str, str]:
     }  # fmt: skip
 
 
+def acting_of(page: Page, server: Server, reading: str) -> dict[str, str]:
+    """What tests a reading and acts on it, asked for once each; the shipped checkpoint's measurements; a run's page."""
+    part, _, query = reading.partition("?")
+    causal = f"{part}/causal?{query}&view="
+    monitor = ask(page, server, "/monitors", model=SLUG, name="often on", conditions="L1.p3.A above 0.3")
+    stream = ask(page, server, f"{monitor.removeprefix(server.address)}/streams", text=PROMPT)
+    made = {
+        "sliders": f"{part}/tune?{query}", "accounting": f"{part}/account?{query}",
+        "bounds": f"{part}/bounds/L1.u30?{query}&radius=0.1", "path": f"{causal}path&first=L0.h1&second=L1.u3",
+        "sources": f"{causal}sources&operand=L1.p3.A",
+    } | {view: f"{causal}{view}" for view in ("checks", "necessity", "sufficiency")}  # fmt: skip
+    for address in made.values():
+        assert page.request.get(address).ok
+    shipped = f"{server.address}/models/novel-legible"
+    return made | {
+        "monitors": f"{server.address}/monitors", "monitor": monitor, "monitor's form": f"{monitor}/edit",
+        "stream": stream, "edit lab": f"{shipped}/edit-lab", "measured model": shipped,
+        "run": f"{server.address}/runs/seen",
+    }  # fmt: skip
+
+
 def test_every_page_in_both_themes_and_on_a_telephone(browser: Browser, data_dir: Path) -> None:
-    page = browser.new_page(viewport={"width": 1280, "height": 900})  # the error page complains, rightly
+    # The error page complains, rightly; with less motion nothing is paler while a page asks for news of itself.
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
     axe = AXE.read_text(encoding="utf-8")
     wrong: list[str] = []
+    with announced(data_dir, make_run(data_dir.parent / "seen")):
+        pass
     with serving(data_dir) as server:
         for name, address in pages_of(page, server).items():
             page.goto(address)
