@@ -6,6 +6,7 @@
     promotes                      rank, token, weight; the unit's place among the components that list the token
     decay                         what is left of an ON after n tokens
     reach                         the most that a membership changed n tokens back changes the unit now
+    history                       what the unit was at each snapshot of the training, where a history is stored
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from app.pages.export import inert
 from app.pages.limits import REACHES
 from app.pages.model_figures import quality_of
 from app.pages.named import component_of, names_of, operands_of
+from app.pages.unit_history import history_rows
 from app.pages.units import find_unit
 from app.pages.view import twin
 from app.services import Services, services
@@ -92,6 +94,8 @@ def figures_of(checkpoint: Checkpoint, names: Names, unit: Unit, name: Component
     if name.decay is not None:
         found["decay"] = [{"tokens": n, "left": name.decay**n} for n in range(CURVE + 1)]
         found["reach"] = [{"tokens_back": back, "at_most": reach(kind, name.decay, back)} for back in REACHES]
+    if history := history_rows(checkpoint, unit):
+        found["history"] = history
     return found
 
 

@@ -78,6 +78,24 @@ def history_json(checkpoint: Checkpoint, unit: Unit) -> list[dict[str, Any]] | N
     return None if stored is None else [moment.to_json() for moment in stored.of(unit)]
 
 
+def history_rows(checkpoint: Checkpoint, unit: Unit) -> list[dict[str, Any]]:
+    """The same as rows of a table, one a snapshot, each with its loss on the text that it was measured on."""
+    try:
+        stored = _stored(checkpoint)
+    except LegibleError:
+        return []
+    rows = []
+    for moment in () if stored is None else stored.of(unit):
+        row: dict[str, Any] = moment.to_json()
+        for operand in row.pop("operands"):
+            name = operand.pop("id")
+            side = "value" if name == str(unit) else name.rpartition(".")[2]
+            row |= {f"{side}.{figure}": value for figure, value in operand.items()}
+        row["promotes"] = " ".join(str(token) for token in row["promotes"])
+        rows.append({**row, "text": stored.measured[0] if stored is not None else ""})
+    return rows
+
+
 def _figures(moments: tuple[Moment, ...]) -> tuple[Drawn, ...]:
     tokens = [moment.snapshot.tokens for moment in moments]
     operands = [operand.id for operand in moments[0].operands]

@@ -14,6 +14,7 @@ from page_samples import Site, make_checkpoint, open_site, parsed, sample_text
 from safetensors.numpy import load_file, save_file
 
 from app.commands.history import history
+from app.pages.unit_history import history_rows
 from legible_core.checkpoint import load, save
 from legible_core.errors import Corrupt, LegibleError
 from legible_core.folder import Card
@@ -108,6 +109,10 @@ def test_the_page_and_its_json_say_it(site: Site, ended: Checkpoint, unit: Unit)
     # A path that turns would be filled.
     assert not re.search(r'class="line" d="[^"]*(V[^M"]*H|H[^M"]*V)', page.text)
     assert site.client.get(f"{address}.json").json()["history"] == [m.to_json() for m in stored(ended).of(unit)]
+    rows = history_rows(site.checkpoint, unit)
+    assert [row["tokens"] for row in rows] == [100, 200, 300]
+    assert all(row.keys() == rows[0].keys() and row["text"] == "corpus.txt" for row in rows)
+    assert ("A.on" in rows[0], "m.crisp" in rows[0]) == (unit == INTERSECTION, unit == EXISTENTIAL)
 
 
 def test_what_is_damaged_or_of_other_weights_is_not_shown(ended: Checkpoint, tmp_path: Path) -> None:
