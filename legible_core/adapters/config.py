@@ -145,6 +145,8 @@ def refuse_unreadable(raw: Mapping[str, Any]) -> Family:
             raise _refused("it needs code out of its repository, and no such code is ever run")
         if classes and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in classes):
             raise _refused(f"it is no decoder that predicts the next token, but {classes[0]}")
+        if kind is None:
+            raise _refused("its config.json names no model_type, so it is not one that transformers saved")
         known = ", ".join(family.name for family in FAMILIES.values())
         raise _refused(
             f"the family {str(kind)[:40]!r} is not supported, because its sum has not been shown to close; "

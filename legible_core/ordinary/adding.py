@@ -146,7 +146,9 @@ def read_tokenizer(folder: Path, config: OrdinaryConfig) -> tuple[bytes, Bos | N
             default = [int(index) for index in theirs("a")["input_ids"]]
         except Exception as error:  # whatever a foreign file makes the library raise
             reason = " ".join(str(error).split())[:160].rstrip(".")
-            raise Corrupt(f"The tokenizer cannot be used ({reason}).") from None
+            raise Corrupt(
+                f"The tokenizer cannot be used ({reason}); put the model's own tokenizer.json beside its weights."
+            ) from None
         data = _tokenizer_json(folder, theirs)
     size = Tokenizer(data).vocab_size
     if not config.vocab_size - PADDING <= size <= config.vocab_size:

@@ -49,6 +49,8 @@ def load(
     hf = hugging_face(folder, dtype, "cpu" if offload else device)
     if from_hugging_face(hf.config) != config:
         raise Corrupt(f"{folder.name}/config.json is not the one that was added; add the model again.")
+    if prompts:
+        check_finite(hf)
     reference = _reference(hf, config, prompts, device, offload) if prompts else None
     model = bridged(hf, config)
     if offload:
@@ -82,10 +84,17 @@ def resolve_config(folder: Path) -> OrdinaryConfig:
     with quiet():
         try:
             found = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            reason = " ".join(str(error).split())[:160].rstrip(".")
-            raise Corrupt(f"The model's config.json cannot be used ({reason}).") from None
-    return from_hugging_face(found)
+        except Exception as error:  # whatever a foreign file makes the library raise
+            raise _bad_config(error) from None
+    try:
+        return from_hugging_face(found)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _bad_config(error) from None
+
+
+def _bad_config(error: Exception) -> Corrupt:
+    reason = " ".join(str(error).split())[:160].rstrip(".")
+    return Corrupt(f"The model's config.json cannot be used ({reason}); download it again.")
 
 
 def hugging_face(folder: Path, dtype: Dtype, device: str) -> Any:
@@ -105,6 +114,7 @@ def hugging_face(folder: Path, dtype: Dtype, device: str) -> Any:
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
             )
         except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
             if "out of memory" in str(error).lower():
@@ -119,6 +129,17 @@ def hugging_face(folder: Path, dtype: Dtype, device: str) -> Any:
             + " of the shape that config.json asks for."
         )
     return model.eval()
+
+
+@torch.no_grad()
+def check_finite(hf: Any) -> None:
+    """Raise `Corrupt` naming the first tensor that holds a number that is not finite, read by a prompt or not."""
+    for name, parameter in hf.named_parameters():
+        if not all(bool(torch.isfinite(rows).all()) for rows in parameter.split(1 << 14)):
+            raise Corrupt(
+                f"The model is refused: its tensor {name} holds NaN or infinity; the file is damaged, or training "
+                "diverged."
+            )
 
 
 def bridged(hf: Any, config: OrdinaryConfig) -> OrdinaryModel:

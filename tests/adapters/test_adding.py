@@ -236,9 +236,52 @@ def test_weights_that_do_not_fill_the_model(folder: Path, tmp_path: Path) -> Non
         adding.add(made, tmp_path / "ordinary")
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"n_embd": "many"}, r"config\.json cannot be used .*'n_embd' expected int"),
+        ({"n_positions": None}, r"config\.json cannot be used .*'n_positions'"),
+        ({"n_head": 0}, r"config\.json cannot be used"),
+        ({"n_layer": -1}, "n_layers is -1; it must be a whole number"),
+        ({"activation_function": "quick_gelu"}, "its activation 'quick_gelu' is not supported; supported are gelu"),
+        ({"model_type": None, "architectures": None}, "names no model_type"),
+        ({"vocab_size": VOCAB + 12}, r"its weights give no (lm_head|transformer\.wte)\.weight.* of the shape"),
+    ],
+)
+def test_a_config_that_cannot_be_used(folder: Path, tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    made = broken(folder, tmp_path)
+    (made / "config.json").write_text(json.dumps(json.loads((made / "config.json").read_text()) | change))
+    with pytest.raises(LegibleError, match=said) as caught:
+        adding.add(made, tmp_path / "ordinary")
+    assert "\n" not in caught.value.message
+    assert not (tmp_path / "ordinary").exists()
+
+
+@pytest.mark.parametrize("text", ["", '{"model_type": "gpt2", ', "[1]"])
+def test_a_truncated_config(folder: Path, tmp_path: Path, text: str) -> None:
+    made = broken(folder, tmp_path)
+    (made / "config.json").write_text(text)
+    with pytest.raises(Corrupt, match=r"config\.json (is no JSON|must hold a JSON object)"):
+        adding.look(made)
+
+
+def test_numbers_that_are_not_finite_are_refused_even_where_no_prompt_reads_them(folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    made = broken(folder, tmp_path)
+    tensors = load_file(made / "model.safetensors")
+    tensors["transformer.wte.weight"][VOCAB - 1, 3] = float("nan")
+    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(Corrupt, match=r"its tensor transformer\.wte\.weight holds NaN"):
+        adding.add(made, tmp_path / "ordinary")
+
+
 def test_a_tokenizer_that_is_missing_or_anothers(folder: Path, tmp_path: Path) -> None:
     made = broken(folder, tmp_path, without=("tokenizer.json",))
     with pytest.raises(NotFound, match="has no tokenizer"):
+        adding.look(made)
+    (made / "tokenizer.json").write_text('{"x": 1}')
+    with pytest.raises(Corrupt, match=r"tokenizer cannot be used .*put the model's own tokenizer\.json"):
         adding.look(made)
     config = adding.look(folder).config
     with pytest.raises(Corrupt, match=f"{VOCAB} tokens and the model {VOCAB - 1} rows"):
