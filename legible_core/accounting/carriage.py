@@ -14,7 +14,7 @@ added, the rest of the model computes, and the token is the same or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from legible_core.accounting.counts import account
-from legible_core.accounting.drawing import Drawing, Text
+from legible_core.accounting.drawing import BEFORE, Drawing, Text
 from legible_core.accounting.passes import Reader
 from legible_core.accounting.records import Carriage, LayerCarriage
 from legible_core.interventions import Edit, Vector
@@ -49,18 +49,21 @@ def fit(
     reader: Reader, ids: Ints, length: int, positions: int, *, ridge: float = RIDGE,
     between: Callable[[int, int], None] | None = None,
 ) -> Maps:  # fmt: skip
-    """Fit both maps of every layer over about so many positions, spread over the text; sums in float64."""
+    """Fit both maps of every layer over about so many positions, spread over the text; sums in float64.
+
+    Of the positions that predictions are drawn from: a text's first token, whose state many models make huge, would
+    weigh more than all others.
+    """
     layers, width = reader.layout.n_layers, reader.model.config.d_model
     squares = [torch.zeros(width, width, dtype=torch.float64) for _ in range(layers)]
     products = [torch.zeros(width, width, dtype=torch.float64) for _ in range(layers)]
     done = 0
-    for piece in reader.windows(ids, length, order=_spread(reader.count(len(ids), length), positions, length)):
-        passed = reader.run(piece.ids)
+    for streams in _read(reader, ids, length, positions):
         for layer in range(layers):
-            x = passed.streams[layer].double().cpu()
+            x = streams[layer].double().cpu()
             squares[layer] += x.T @ x
-            products[layer] += x.T @ (passed.streams[layer + 1].double().cpu() - x)
-        done += piece.ids.size
+            products[layer] += x.T @ (streams[layer + 1].double().cpu() - x)
+        done += len(streams[0])
         if between is not None:
             between(done, positions)
     linear, rotation = [], []
@@ -79,11 +82,10 @@ def score(reader: Reader, maps: Maps, ids: Ints, length: int, positions: int) ->
     sums = [dict.fromkeys(("share", "rotation", "error", "square"), 0.0) for _ in range(layers)]
     means = [torch.zeros(reader.model.config.d_model, dtype=torch.float64) for _ in range(layers)]
     done = 0
-    for piece in reader.windows(ids, length, order=_spread(reader.count(len(ids), length), positions, length)):
-        passed = reader.run(piece.ids)
+    for streams in _read(reader, ids, length, positions):
         for layer, found in enumerate(sums):
-            x = passed.streams[layer].float()
-            update = passed.streams[layer + 1].float() - x
+            x = streams[layer].float()
+            update = streams[layer + 1].float() - x
             predicted = x @ maps.linear[layer].to(x.device)
             turned = x @ maps.rotation[layer].to(x.device) - x
             found["share"] += float(_cosines(update, predicted).abs().double().sum())
@@ -91,7 +93,7 @@ def score(reader: Reader, maps: Maps, ids: Ints, length: int, positions: int) ->
             found["error"] += float((update - predicted).double().square().sum())
             found["square"] += float(update.double().square().sum())
             means[layer] += update.double().sum(0).cpu()
-        done += piece.ids.size
+        done += len(streams[0])
     rows = []
     for found, total in zip(sums, means, strict=True):
         around = found["square"] - float(total.square().sum()) / done
@@ -178,6 +180,15 @@ def carry(
             for layer, (row, (alone, with_set)) in enumerate(zip(rows, same, strict=True))
         ],
     )  # fmt: skip
+
+
+def _read(reader: Reader, ids: Ints, length: int, positions: int) -> Iterator[list[Tensor]]:
+    """The streams (n, d), L + 1 of them, at about so many positions that could be read, spread over a text."""
+    before = min(BEFORE, length // 2)
+    order = _spread(reader.count(len(ids), length), positions, length - before)
+    for piece in reader.windows(ids, length, order=order):
+        passed = reader.run(piece.ids)
+        yield [x.unflatten(0, piece.ids.shape)[:, before:].flatten(0, 1) for x in passed.streams]
 
 
 def _spread(count: int, positions: int, length: int) -> Ints:

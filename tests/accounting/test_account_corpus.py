@@ -169,10 +169,11 @@ def test_the_running_sum_ends_where_the_set_is(reader: Reader) -> None:
 
 def test_the_maps_are_the_least_squares_and_the_nearest_rotation(reader: Reader) -> None:
     maps = fit(reader, TEXT.ids, 32, 640, ridge=1e-9)
-    passed = reader.run(TEXT.ids[: 32 * 40].reshape(-1, 32)[np.unique(np.linspace(0, 39, 20).astype(int))])
+    # From the 16th position of each window on, as predictions are drawn.
+    streams = [x.reshape(40, 32, 24)[:, 16:].reshape(-1, 24) for x in reader.run(TEXT.ids.reshape(40, 32)).streams]
     assert maps.fitted == 640
     for layer in range(3):
-        x, after = passed.streams[layer].double().numpy(), passed.streams[layer + 1].double().numpy()
+        x, after = streams[layer].double().numpy(), streams[layer + 1].double().numpy()
         best = np.linalg.lstsq(x, after - x, rcond=None)[0]
         np.testing.assert_allclose(maps.linear[layer].numpy(), best, atol=1e-3)
         q = maps.rotation[layer].double().numpy()
@@ -187,10 +188,11 @@ def test_the_maps_are_the_least_squares_and_the_nearest_rotation(reader: Reader)
 def test_scores_position_by_position(reader: Reader) -> None:
     maps = fit(reader, TEXT.ids[:640], 32, 640)
     rows, scored = score(reader, maps, TEXT.ids[640:], 32, 64)
-    passed = reader.run(TEXT.ids[640:].reshape(-1, 32)[[0, 19]])
+    passed = reader.run(TEXT.ids[640:].reshape(-1, 32)[[0, 6, 12, 19]])
+    streams = [x.reshape(4, 32, 24)[:, 16:].reshape(-1, 24) for x in passed.streams]
     assert scored == 64
     for layer, row in enumerate(rows):
-        x, update = passed.streams[layer], passed.streams[layer + 1] - passed.streams[layer]
+        x, update = streams[layer], streams[layer + 1] - streams[layer]
         said = x @ maps.linear[layer]
         cosines = torch.cosine_similarity(update, said)
         assert row["share"] == pytest.approx(float(cosines.abs().mean()), abs=1e-5)
