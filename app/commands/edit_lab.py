@@ -14,6 +14,7 @@ from app.commands.edit_lab_shared import (
     Betas,
     Kind,
     Layers,
+    Quantile,
     command_line,
     counted,
     finish,
@@ -64,9 +65,7 @@ def install(
     kind: Annotated[
         list[str] | None, typer.Option(help="Where: plain, pair or channel; may be repeated. Default: all there are.")
     ] = None,
-    quantile: Annotated[
-        float, typer.Option(help="Of the key's projection elsewhere: the threshold.", min=0.0, max=1.0)
-    ] = 0.99,
+    quantile: Quantile = 0.99,
 ) -> None:
     """Install associations A → B into the quietest unit or channel of a layer, in closed form, and count the cost."""
     from legible_core.editing import install as made
@@ -135,6 +134,7 @@ def circuit(
         list[int] | None, typer.Option(help="Also measure the reader's row on so many positions of A; may be repeated.")
     ] = None,
     kind: Kind = None,
+    quantile: Quantile = 0.99,
 ) -> None:
     """A head that fires on A and writes a private direction; a unit two layers up that reads it and answers B."""
     from app.commands.read import find
@@ -149,10 +149,10 @@ def circuit(
     drawn = lab.pairs()
     with progress("circuit", len(drawn) * len(strengths) * len(betas) * len(counts)) as advance:
         found = made.circuits(
-            lab.bench, drawn, at, kind=reads, strengths=strengths, betas=betas, positions=counts, seed=asked.seed,
-            between=advance,
+            lab.bench, drawn, at, kind=reads, strengths=strengths, betas=betas, positions=counts,
+            quantile=quantile, seed=asked.seed, between=advance,
         )  # fmt: skip
-    settings = lab.settings(pairs=len(drawn), writer=at, strengths=strengths, betas=betas)
+    settings = lab.settings(pairs=len(drawn), writer=at, strengths=strengths, betas=betas, quantile=quantile)
     finish(lab, made.experiment(found, command_line(), settings, lab.where, lab.tokenizer.display))
 
 
@@ -169,6 +169,7 @@ def carried(
     ] = None,
     beta: Betas = None,
     kind: Kind = None,
+    quantile: Quantile = 0.99,
 ) -> None:
     """A head that looks for A earlier in the text and writes that it was there; a unit that answers B from then on."""
     from app.commands.read import find
@@ -184,10 +185,12 @@ def carried(
     drawn = lab.pairs()
     with progress("carried", len(drawn) * len(kappas) * len(strengths) * len(betas)) as advance:
         found = made.carried(
-            lab.bench, drawn, at, kind=reads, kappas=kappas, strengths=strengths, betas=betas, seed=asked.seed,
-            between=advance,
+            lab.bench, drawn, at, kind=reads, kappas=kappas, strengths=strengths, betas=betas, quantile=quantile,
+            seed=asked.seed, between=advance,
         )  # fmt: skip
-    settings = lab.settings(pairs=len(drawn), writer=at, kappas=kappas, strengths=strengths, betas=betas)
+    settings = lab.settings(
+        pairs=len(drawn), writer=at, kappas=kappas, strengths=strengths, betas=betas, quantile=quantile
+    )
     finish(lab, experiment(found, command_line(), settings, lab.where, lab.tokenizer.display))
 
 

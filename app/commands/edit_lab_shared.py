@@ -78,6 +78,7 @@ OPTIONS: dict[str, Any] = {
 ALWAYS = ("model", "corpus", "tokens", "windows", "length", "seed", "out", "device", "as_json")
 Layers = Annotated[list[int] | None, typer.Option("--layer", help="A layer to edit; may be repeated.")]
 Betas = Annotated[list[float] | None, typer.Option("--beta", help="A strength of the write; may be repeated.")]
+Quantile = Annotated[float, typer.Option(help="Of the key's projection elsewhere: the threshold.", min=0.0, max=1.0)]
 Kind = Annotated[str | None, typer.Option(help="Install into a plain unit or a pair; default: plain where there are.")]
 
 
