@@ -15,6 +15,7 @@ from family_samples import VOCAB, hf_model, save
 from typer.testing import CliRunner
 
 from app.cli import build
+from app.commands.read_many import Batch, read_many
 from legible_core.adapters import source
 from legible_core.adapters.registration import OrdinaryCheckpoint, open_registered
 from legible_core.api import read
@@ -111,13 +112,41 @@ def test_a_template_fails_in_one_sentence_and_its_absence_is_said() -> None:
             render(bad, "hello", {})
 
 
-def test_a_ragged_batch_equals_its_singles(engine: Engine) -> None:
+def test_a_batch_equals_its_singles(engine: Engine) -> None:
     """Every prompt is a pass of its own, so there is no padding to go wrong, on either side."""
     model: Any = engine.model
     rows = torch.tensor([[1, 2, 3, 4], [9, 8, 7, 6]])
     together = model.forward(rows)
     for row, alone in zip(rows, together, strict=True):
         torch.testing.assert_close(model.forward(row[None])[0], alone, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("side", ["Left", "Right"])
+def test_a_ragged_batch_equals_its_singles_whatever_side_the_tokenizer_pads(
+    folder: Path, engine: Engine, tmp_path: Path, side: str
+) -> None:
+    """A tokenizer saved with padding and truncation switched on: the ids of a prompt have neither."""
+    made = broken(folder, tmp_path)
+    data = json.loads((made / "tokenizer.json").read_text())
+    data["padding"] = {
+        "strategy": {"Fixed": 40}, "direction": side, "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+        "pad_token": "<|endoftext|>",
+    }  # fmt: skip
+    data["truncation"] = {"max_length": 5, "strategy": "LongestFirst", "stride": 0, "direction": side}
+    (made / "tokenizer.json").write_text(json.dumps(data))
+    settings = json.loads((made / "tokenizer_config.json").read_text()) | {"padding_side": side.lower()}
+    (made / "tokenizer_config.json").write_text(json.dumps(settings))
+    padded = Engine.open(made)
+    texts = ["It", "It was the best of times, it was the", "It was the worst"]
+    batch = Batch(tmp_path / "prompts.txt", tmp_path / "readings.jsonl", {}, top=2, size=3)
+    batch.prompts.write_text("\n".join(texts) + "\n")
+    assert read_many(padded, batch).failed == []
+    rows = [json.loads(line) for line in batch.out.read_text().splitlines()]
+    for text, row in zip(texts, rows, strict=True):
+        alone = read(engine, text, top=2)
+        assert padded.encode(text) == engine.encode(text)
+        for part in ("value", "sum", "floor", "groups", "top"):
+            assert row["reading"][part] == alone.summary.model_dump(mode="json", by_alias=True)[part]
 
 
 def test_changed_weights_are_never_read_under_the_old_hash(folder: Path, tmp_path: Path) -> None:
