@@ -7,6 +7,7 @@ Nothing is computed here: what was not measured yet says the command that measur
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +38,10 @@ QUESTIONS = {
     "drive": "Can a trained unit be driven from two layers below, through the row that it already reads with?",
     "survival": "How much of a written direction is still there at the end, and how much was carried elsewhere?",
 }
+
+
+# An interval in words, "0.002 to 0.011", or none.
+_RANGE = re.compile(r"[−0-9.,]+ to [−0-9.,]+|–")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +166,7 @@ def _shown(table: Table, slug: str, urls: Urls) -> ShownTable:
 
 
 def _is_number(cell: Cell) -> bool:
-    return not isinstance(cell, str) or cell.endswith(" %")
+    return not isinstance(cell, str) or cell.endswith(" %") or _RANGE.fullmatch(cell) is not None
 
 
 def _href(cell: Cell, slug: str, urls: Urls) -> str | None:
