@@ -97,6 +97,11 @@ def follow(page: Page, address: str, process: subprocess.Popen[bytes]) -> None:
     )
     assert page.evaluate("window.loadedOnce"), "nothing was loaded again"
     assert page.locator("#table-loss").get_attribute("open") is not None, "a table that was opened stays open"
+    size = page.viewport_size
+    assert size is not None
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.wait_for_function("() => document.documentElement.scrollWidth <= 390", timeout=TIMEOUT)
+    page.set_viewport_size(size)
     assert process.poll() is None
 
 
