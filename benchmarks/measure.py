@@ -71,22 +71,18 @@ class Timing:
 
 
 def against(
-    ours: Callable[[Any], Any], baseline: Callable[[Any], Any], inputs: Iterator[Any], repetitions: int, warm: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Timing:  # fmt: skip
-    """Time both on the same input, alternately and in alternating order; `warm` rounds are not counted.
-
-    clock: `time.process_time` where the bound is tighter than what other work on the machine does to a wall clock.
-    """
+    ours: Callable[[Any], Any], baseline: Callable[[Any], Any], inputs: Iterator[Any], repetitions: int, warm: int = 1
+) -> Timing:
+    """Time both on the same input, alternately and in alternating order; `warm` rounds are not counted."""
     found = Timing([], [])
     for index in range(warm + repetitions):
         given = next(inputs)
         pair: dict[str, float] = {}
         sides = [("ours", ours), ("baseline", baseline)]
         for side, call in sides if index % 2 else reversed(sides):
-            started = clock()
+            started = time.perf_counter()
             call(given)
-            pair[side] = clock() - started
+            pair[side] = time.perf_counter() - started
         if index >= warm:
             found.ours.append(pair["ours"])
             found.baseline.append(pair["baseline"])

@@ -37,7 +37,7 @@ from legible_core.units import Unit
 CHUNK = 64
 # Tokens that are generated before they are flagged together, where no gate waits for each: that is what keeps it cheap.
 LAG = 32
-LAG_SECONDS = 0.5
+LAG_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
