@@ -13,6 +13,7 @@ import json
 import math
 import os
 import secrets
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from safetensors.numpy import save_file
 
 from legible_core.config import ModelConfig
 from legible_core.errors import Corrupt, Unavailable
+from legible_core.folder import CONFIG
 from legible_core.legibility import CODES
 from legible_core.reads import opens
 from legible_core.replace import sync
@@ -204,6 +206,9 @@ class UnitHistory:
         draft = folder / f".{FILE}.saving-{secrets.token_hex(6)}"
         try:
             save_file({name: np.ascontiguousarray(self.arrays[name]) for name in SHAPES}, draft, metadata=meta)
+            if (folder / CONFIG).is_file():
+                # safetensors keeps its files to their owner; this one is as readable as the rest of the folder.
+                shutil.copymode(folder / CONFIG, draft)
             sync(draft)
             os.replace(draft, path)
         except (OSError, SafetensorError) as error:

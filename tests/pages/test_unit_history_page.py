@@ -71,6 +71,7 @@ def test_each_snapshot_is_compared_with_the_end(ended: Checkpoint) -> None:
     assert [snapshot.tokens for snapshot in found.snapshots] == [100, 200, 300]
     assert found.snapshots[-1].hash == ended.hash
     assert found.measured == ("corpus.txt", 256)
+    assert (ended.path / FILE).stat().st_mode == (ended.path / "config.json").stat().st_mode
     random, turned, end = found.of(INTERSECTION)
     assert (end.write_cosine, end.read_cosine) == pytest.approx((1.0, 1.0), abs=1e-3)
     assert turned.write_cosine == pytest.approx(-1.0, abs=1e-3)
