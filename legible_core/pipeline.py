@@ -182,7 +182,8 @@ class Engine:
             prompt = render(template, prompt, special)
         if known is None and bos is None:
             return self.tokenizer.encode(prompt)
-        # A template writes its own beginning.
+        if chat and bos is None:  # a template writes its own beginning, or wants none
+            bos = False
         return with_bos(self.tokenizer.encode(prompt), None if known is None else known.bos, bos)
 
     @property

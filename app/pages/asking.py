@@ -122,7 +122,7 @@ def encode(
         text = render(None, text, {}) if template is None else str(call("render", path, template, text, special))
     found = [int(i) for i in call("encode", path, text)]
     token = None if ordinary is None else ordinary.bos
-    ids = with_bos(found, token, bos)
+    ids = with_bos(found, token, False if chat and bos is None else bos)  # a template writes its own beginning
     if bos and token is not None and len(ids) > len(found):
         text = token.text + text
     return tuple(ids), text
@@ -150,9 +150,7 @@ def find_prompt(services: Services, digest: str) -> Prompt:
     stored: StoredPrompt | None = services.store.prompt(digest)
     if stored is not None:
         edits = tuple(Edit.from_json(edit) for edit in stored.edits)
-        return Prompt(
-            stored.digest, stored.checkpoint_hash, stored.slug, stored.ids, stored.text, stored.dtype, edits
-        )
+        return Prompt(stored.digest, stored.checkpoint_hash, stored.slug, stored.ids, stored.text, stored.dtype, edits)
     for job in services.queue.about(digest, "read"):
         asked: dict[str, Any] = job.payload["request"]
         edits = tuple(Edit.from_json(edit) for edit in asked.get("edits", ()))

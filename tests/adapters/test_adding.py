@@ -100,6 +100,23 @@ def test_begin_of_text_is_the_tokenizers_default_switchable_and_never_doubled(en
         with_bos([5], None, True)
 
 
+def test_a_template_without_a_beginning_gets_none_as_in_transformers(folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    made = broken(folder, tmp_path)
+    settings = json.loads((made / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "[{{ messages[0].content }}]"
+    (made / "tokenizer_config.json").write_text(json.dumps(settings))
+    (made / "chat_template.jinja").unlink(missing_ok=True)
+    engine = Engine.open(made)
+    theirs = AutoTokenizer.from_pretrained(made).apply_chat_template(
+        [{"role": "user", "content": "It was"}], add_generation_prompt=True, return_dict=False
+    )
+    assert engine.encode("It was", chat=True) == list(theirs)
+    assert engine.encode("It was", chat=True, bos=True) == [0, *theirs]
+    assert engine.encode("It was")[0] == 0  # without the template the tokenizer's own beginning
+
+
 def test_a_template_fails_in_one_sentence_and_its_absence_is_said() -> None:
     with pytest.raises(LegibleError, match="has no chat template"):
         render(None, "hello", {})
