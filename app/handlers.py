@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from legible_core.registry import Checkpoint
 
 # What an ordinary model can be asked: it has no operands, and so nothing that is measured or changed in them. Its heads
-# and units can be removed and scaled like any others; sufficiency, which is not searched in one, says so itself.
+# and units can be removed and scaled like any others.
 ORDINARY = frozenset(
     {"read", "head", "component", "patterns", "values", "generate", "pair", "account", "similar"}
     | {"check", "necessity", "sufficiency", "path", "tune"}
