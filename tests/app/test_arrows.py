@@ -45,6 +45,7 @@ CORE = """
     ordinary
     pipeline
     generate minimal_pair accounting
+    probe
     watching
     api
 """
