@@ -43,7 +43,7 @@ def export(
 
 def agreement(checkpoint: Checkpoint, folder: Path, prompt: str) -> str:
     """In words how far the folder's terms are from the checkpoint's own; raises `NotExact` beyond the tolerance."""
-    from legible_core.ordinary.agreement import compare
+    from legible_core.agreement import compare
 
     found = compare(checkpoint, folder, prompt)
     found.check()

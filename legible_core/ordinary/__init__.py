@@ -4,5 +4,4 @@ loading.py         Hugging Face's modules, TransformerLens' bridge over them, an
 certificate.py     parity with Hugging Face, and the sum, on fixed prompts
 adding.py          all of it in order: what `legible add` does
 export.py          a legible checkpoint whose units are all GELU, as a GPT-2 folder
-agreement.py       every term of such a folder, read through TransformerLens, against the native reading
 """

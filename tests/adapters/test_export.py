@@ -11,11 +11,11 @@ from family_samples import VOCAB, words
 from typer.testing import CliRunner
 
 from app.cli import build
+from legible_core.agreement import TOLERANCE, Agreement, compare
 from legible_core.checkpoint import save
 from legible_core.config import Attention, FeedForward, ModelConfig
 from legible_core.errors import Conflict, LegibleError, NotExact
 from legible_core.model import Transformer
-from legible_core.ordinary.agreement import TOLERANCE, Agreement, compare
 from legible_core.ordinary.export import check_exportable, export
 from legible_core.registry import open_checkpoint
 

@@ -44,7 +44,7 @@ CORE = """
     tuning
     ordinary
     pipeline
-    generate minimal_pair accounting
+    generate minimal_pair accounting agreement
     probe
     watching
     api
