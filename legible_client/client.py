@@ -300,13 +300,16 @@ class Client:
         """The server's own sentence as the exception of its status."""
         status = answer.code
         try:
-            said = json.loads(body.read(1 << 20))["error"]
+            whole = json.loads(body.read(1 << 20))
+            said = whole["error"]
             message, code, hint = str(said["message"]), str(said["code"]), said.get("hint")
         except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
-            message, code, hint = f"The server answered {status} {answer.reason}.", "http", None
+            whole, message, code, hint = {}, f"The server answered {status} {answer.reason}.", "http", None
         if 300 <= status < 400:
             message = f"The server sends elsewhere, to {answer.headers.get('location', '')[:200]}; use that address."
-        kind = ServerFailed if status >= 500 else Unknown if status == 404 else Refused
+        kind: type[ClientError] = ServerFailed if status >= 500 else Unknown if status == 404 else Refused
+        if status == 422 and "job" in whole:
+            kind = JobFailed
         return kind(message, code=code, hint=hint, status=status)
 
 

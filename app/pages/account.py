@@ -23,7 +23,7 @@ from app.pages.detail import state_of
 from app.pages.formula import Piece
 from app.pages.named import component_of, names_of, pieces_of
 from app.pages.view import page, twin
-from app.pages.waiting import waiting_json
+from app.pages.waiting import unfinished
 from app.services import Services, services
 from app.urls import Urls, urls_for
 from legible_core.figures import perplexity_text
@@ -148,7 +148,7 @@ def account_json(
     prompt, checkpoint = _subject(services, digest)
     job = _job(services, prompt, checkpoint, asked)
     if job.state != "done" or job.result is None:
-        return twin(waiting_json(services, job), status=202)
+        return unfinished(services, job)
     return twin({**job.result, "perplexity": checkpoint.perplexity})
 
 

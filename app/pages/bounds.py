@@ -22,7 +22,7 @@ from app.pages.limits import between
 from app.pages.named import component_of, names_of, pieces_of
 from app.pages.panel import KIND_NAMES
 from app.pages.view import page, twin
-from app.pages.waiting import waiting_json
+from app.pages.waiting import unfinished
 from app.services import Services, services
 from app.urls import Urls, urls_for
 from legible_core.errors import LegibleError
@@ -117,7 +117,7 @@ def bounds_json(
     """The document of docs/bounds.md, or 202 and the job while it is not made yet."""
     job = _job(services, _subject(services, digest, unit, asked))
     if job.state != "done" or job.result is None:
-        return twin(waiting_json(services, job), status=202)
+        return unfinished(services, job)
     return twin(job.result)
 
 

@@ -23,7 +23,7 @@ from app.jobs import Job
 from app.pages.asking import Prompt, find_prompt
 from app.pages.detail import state_of
 from app.pages.view import page, twin
-from app.pages.waiting import waiting_json
+from app.pages.waiting import unfinished
 from app.services import Services, services
 from app.store_types import StoredReading
 from app.urls import Urls, urls_for
@@ -165,7 +165,7 @@ def causal_json(
         raise LegibleError(f"The view {asked.view} needs {_needs(asked.view)}.", code="incomplete")
     job = _job(services, prompt, checkpoint, asked)
     if job.state != "done" or job.result is None:
-        return twin(waiting_json(services, job), status=202)
+        return unfinished(services, job)
     return twin(job.result)
 
 

@@ -21,7 +21,7 @@ from app.pages.compare_form import compare_form, recent, slugs
 from app.pages.compare_sides import MAX_ADDRESS, Side, look, permalink
 from app.pages.compare_view import ChoosePage, WaitingSide, WaitPage, comparison_page, csv_text, json_document
 from app.pages.view import page, twin
-from app.pages.waiting import said, steps, waiting_json
+from app.pages.waiting import ENDED, job_facts, said, steps, unfinished
 from app.services import Services, services
 from app.urls import Urls, urls_for
 from legible_core.compare import Comparison, compare
@@ -69,8 +69,9 @@ def comparison_json(
     urls = urls_for(request)
     sides = (look(services, urls, "left", left), look(services, urls, "right", right))
     if any(side.stored is None for side in sides):
-        jobs = {side.name: None if side.job is None else waiting_json(services, side.job)["job"] for side in sides}
-        return twin({"jobs": jobs}, status=202)
+        jobs = {side.name: None if side.job is None else job_facts(services, side.job) for side in sides}
+        ended = next((side.job for side in sides if side.job is not None and side.job.state in ENDED), None)
+        return twin({"jobs": jobs}, 202) if ended is None else unfinished(services, ended, {"jobs": jobs})
     return twin(json_document(urls, _compared(services, sides), sides))
 
 

@@ -23,7 +23,7 @@ from app.pages.asking import Prompt, dtype_of, encode, find_prompt, form_fields
 from app.pages.formula import Piece
 from app.pages.named import component_of, names_of, pieces_of
 from app.pages.view import chance, clipped, page, twin
-from app.pages.waiting import waiting_json
+from app.pages.waiting import job_facts, unfinished
 from app.services import Services, services
 from app.texts import put_text
 from app.urls import Urls, urls_for
@@ -161,9 +161,9 @@ def generated_json(
             {**row, "display": token.display, "position": token.position, "href": token.href or None}
             for row, token in zip(result.get("tokens", ()), written, strict=True)
         ],
-        **waiting_json(services, job),
+        "job": job_facts(services, job),
     }
-    return twin(data, status=200 if job.state == "done" else 202)
+    return twin(data) if job.state == "done" else unfinished(services, job, data)
 
 
 @router.get("/{digest}")

@@ -29,7 +29,7 @@ from app.pages.parts import is_embed
 from app.pages.reading_view import contributor_formula
 from app.pages.sum_line import SumLine, sum_line
 from app.pages.view import clipped, page, twin
-from app.pages.waiting import waiting_json
+from app.pages.waiting import unfinished
 from app.services import Services, services
 from app.store import StoredReading
 from app.urls import Urls, urls_for
@@ -130,7 +130,7 @@ def pairs_json(
     if job is None:
         raise NotFound("This pair was not judged here yet; open its page and press Judge.")
     if job.state != "done":
-        return twin(waiting_json(services, job), status=202)
+        return unfinished(services, job)
     shown = _page(services, urls, checkpoint, good, bad, job)
     data = {
         "slug": slug,

@@ -45,7 +45,7 @@ from app.pages.reading_view import Chosen, ReadingPage, reading_page
 from app.pages.renamed import renamed
 from app.pages.revisions import job_of_revision, revised, revisions_json
 from app.pages.view import html, twin
-from app.pages.waiting import waiting_json, waiting_page
+from app.pages.waiting import unfinished, waiting_page
 from app.services import Services, services
 from app.store import StoredReading
 from app.urls import Urls, urls_for
@@ -157,7 +157,7 @@ def reading_json(
         count = renamed(reading.summary, None if checkpoint is None else names_of(checkpoint)[0])
         return twin(reading.to_json() | {"stored": {**revisions_json(services, stored), "renamed": count}})
     _, job = _submitted(services, prompt, asked)
-    return twin(waiting_json(services, job), status=202)
+    return unfinished(services, job)
 
 
 @router.post("/{digest}/delete")

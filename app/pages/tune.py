@@ -22,7 +22,7 @@ from app.pages.detail import state_of
 from app.pages.tune_form import CHOICES, SLIDER_MAX, controls_of, edits_of_form
 from app.pages.tune_rows import Row, rows_of
 from app.pages.view import chance, clipped, page, twin
-from app.pages.waiting import waiting_json
+from app.pages.waiting import unfinished
 from app.services import Services, services
 from app.store import StoredReading
 from app.urls import Urls, urls_for
@@ -128,7 +128,7 @@ def tune_json(
     subject = _subject(services, digest, asked)
     job = _tune_job(services, subject, RESTING) if subject.plain is not None else _plain_job(services, subject)
     if subject.plain is None or job.state != "done" or job.result is None:
-        return twin(waiting_json(services, job), status=202)
+        return unfinished(services, job)
     return twin(job.result)
 
 
@@ -185,10 +185,7 @@ def redraw(slug: str, digest: str, fields: Fields, services: Annotated[Services,
     if job.state == "done" and job.result is not None:
         chances, before, after = _drawn(job.result)
         return twin({**job.result, "chances": chances, "said": {"before": before, "after": after}})
-    if job.state in ("failed", "cancelled"):
-        error = job.error or {}
-        raise LegibleError(_reason(job), code=str(error.get("code", "cancelled")), status=422)
-    return twin(waiting_json(services, job) | {"said": state_of(services, job)}, status=202)
+    return unfinished(services, job, {"said": state_of(services, job)})
 
 
 def _posted(services: Services, digest: str, fields: dict[str, str]) -> Subject:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fastapi import Response
+
 from app.jobs import Job
 from app.pages.asking import Prompt
+from app.pages.view import twin
 from app.services import Services
 from legible_core.errors import LegibleError
 from legible_core.registry import Checkpoint
 
+ENDED = frozenset({"failed", "cancelled"})  # without a result
 STEPS = (("load", "load the checkpoint"), ("run", "run the model"), ("store", "store the reading"))
 
 
@@ -65,17 +70,24 @@ def waiting_page(
     )
 
 
-def waiting_json(services: Services, job: Job) -> dict[str, Any]:
-    """What the .json twin of a reading says while it is not stored."""
+def job_facts(services: Services, job: Job) -> dict[str, Any]:
+    """What the JSON twin of a page says of the job that it waits for."""
     return {
-        "job": {
-            "id": job.id,
-            "state": job.state,
-            "stage": job.stage,
-            "place": services.queue.place(job),
-            "error": job.error,
-        }
+        "id": job.id,
+        "state": job.state,
+        "stage": job.stage,
+        "place": services.queue.place(job),
+        "error": job.error,
     }
+
+
+def unfinished(services: Services, job: Job, more: Mapping[str, Any] | None = None) -> Response:
+    """The JSON of what is not made yet: 202 and the job; 422 and the error body beside it where nothing will come."""
+    data = {**(more or {}), "job": job_facts(services, job)}
+    if job.state not in ENDED:
+        return twin(data, status=202)
+    error = LegibleError(f"Job {job.id} was {job.state}.", code=job.state, hint="Open the page to try again.")
+    return twin({**data, **({"error": job.error} if job.error else error.body())}, status=422)
 
 
 def steps(job: Job) -> tuple[Step, ...]:

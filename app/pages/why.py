@@ -25,7 +25,7 @@ from app.pages.panel import Panel, component_panel
 from app.pages.reading_view import TokenChip, contributor_formula
 from app.pages.sum_line import FLOOR_NAMES, GROUPS, Amount, SumLine, said_shares
 from app.pages.view import page, short, twin
-from app.pages.waiting import waiting_json
+from app.pages.waiting import unfinished
 from app.services import Services, services
 from app.urls import Urls, urls_for
 from legible_core.errors import LegibleError
@@ -141,7 +141,7 @@ def why_json(
     subject = _subject(services, digest, operand, asked)
     job = _job(services, subject)
     if job.state != "done" or job.result is None:
-        return twin(waiting_json(services, job), status=202)
+        return unfinished(services, job)
     heads, units = unpack_terms(job.result["terms"], job.result["heads_shape"], job.result["units_shape"])
     whole = {name: value for name, value in job.result.items() if name != "terms"}
     return twin({**whole, "heads": heads.tolist(), "units": units.tolist()})

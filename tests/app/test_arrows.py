@@ -69,7 +69,7 @@ APP = """
     scanning looking generating tuning bounding watching checking
     handlers
     figures
-    account_figures account_plots run_figures monitor_figures
+    account_figures account_plots run_figures monitor_figures history_figures
     pages
     main
     commands

@@ -221,8 +221,11 @@ def test_a_job_is_waited_for(fake):
     fake.answers = [(202, waiting), (202, waiting), (202, running), (200, {"here": 1})]
     assert client.page("/models/x/readings/y", progress=told.append) == {"here": 1}
     assert [(job.state, job.place) for job in told] == [("waiting", 2), ("running", None)]
-    fake.answers = [(202, running), (202, failed)]
+    fake.answers = [(202, running), (422, {**failed, "error": failed["job"]["error"]})]
     with pytest.raises(JobFailed, match="It was lost"):
+        client.page("/models/x/readings/y")
+    fake.answers = [(422, {"error": failed["job"]["error"]})]
+    with pytest.raises(Refused, match="It was lost"):
         client.page("/models/x/readings/y")
     fake.answers = [(202, waiting)]
     with pytest.raises(TimedOut, match="Job 3 is still waiting"):

@@ -214,6 +214,10 @@ def test_a_side_that_failed_says_why_and_can_be_tried_again(site: Site) -> None:
     page = site.client.get(address)
     assert "The terms sum to 3.0 and the logit is 4.0." in visible(page.text)
     assert 'hx-trigger="every' not in page.text
+    twin = site.client.get(address.replace("/compare?", "/compare.json?"))
+    assert twin.status_code == 422
+    assert twin.json()["error"]["code"] == "not_exact"
+    assert twin.json()["jobs"]["right"]["state"] == "failed"
     assert site.client.post(f"/jobs/{job.id}/retry", data={"back": address}).headers["location"] == address
     site.work()
     assert site.client.get(address).status_code == 303

@@ -129,6 +129,10 @@ def test_cancelling_keeps_what_is_there_and_can_be_tried_again(site: Site) -> No
     assert site.client.post(f"/jobs/{job.id}/cancel", data={"back": address}).headers["location"] == address
     page = site.client.get(address)
     assert "It was cancelled." in visible(page.text)
+    twin = site.client.get(address.replace("?", ".json?"))
+    assert twin.status_code == 422
+    assert twin.json()["error"]["code"] == "cancelled"
+    assert twin.json()["complete"] is False
     assert len(site.services.queue.list()) == 1, "looking does not start it again"
     site.client.post(f"/jobs/{job.id}/retry", data={"back": address})
     site.work()

@@ -358,6 +358,10 @@ def test_a_failed_reading_says_why_and_can_be_tried_again(site: Site) -> None:
     assert "Try again" in page.text
     assert 'hx-trigger="every' not in page.text
     back = answer.headers["location"]
+    twin = site.client.get(back.partition("?")[0] + ".json")
+    assert twin.status_code == 422, "a program that polls ends"
+    assert twin.json()["error"] == twin.json()["job"]["error"]
+    assert twin.json()["error"]["code"] == "not_exact"
     again = site.client.post(f"/jobs/{job.id}/retry", data={"back": back})
     assert again.headers["location"] == back
     site.work()
