@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +34,10 @@ def export(
     if form != "hf":
         raise LegibleError(f"--format is {form[:40]!r}; it must be hf.", code="bad_format")
     checkpoint = find(model)
+    if check and find_spec("transformer_lens") is None:  # before a folder is written that the next call would refuse
+        from legible_core.adapters.source import needs_extra
+
+        raise needs_extra()
     from legible_core.ordinary.export import export as write
 
     folder = write(checkpoint, Path(f"{checkpoint.slug}-hf") if out is None else out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,17 @@ def test_a_random_checkpoint_gives_the_same_terms(biased: bool, tmp_path: Path) 
     other = save(tmp_path / "other", model, tmp_path / "tokenizer.json", {}, dtype="float32")
     with pytest.raises(NotExact, match="is not the checkpoint: a term"):
         compare(other, made, PROMPT).check()
+
+
+def test_the_check_is_refused_before_a_folder_is_written_where_the_libraries_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformer_lens", None)
+    folder = tmp_path / "as-gpt2"
+    done = CliRunner().invoke(build(), ["export", "novel-gelu", "--out", str(folder), "--check"])
+    assert isinstance(done.exception, LegibleError)
+    assert done.exception.code == "not_installed"
+    assert not folder.exists()
 
 
 def test_a_difference_that_is_no_number_is_over_the_tolerance() -> None:
