@@ -10,6 +10,7 @@ import typer
 
 from app.commands.check_said import bands_table, show_checks, show_necessity, show_path, show_sources, show_sufficiency
 from app.commands.interrupt import interruptible
+from app.commands.shipped import Replace, keep_shipped
 from legible_core.errors import LegibleError, NotFound
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def check(
     out: Annotated[
         Path | None, typer.Option(help="With --bands: write to this file, not to the checkpoint's folder.")
     ] = None,
+    replace_shipped: Replace = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove each leading contribution and run the model again: the change of the logit, total and direct.
@@ -78,6 +80,8 @@ def check(
         if prompt is not None or corpus is None or asks:
             said = "--bands needs --corpus FILE, and no prompt; nor a target, contrast, position or edit of one."
             raise LegibleError(said, code="usage")
+        if out is None:
+            keep_shipped(checkpoint, ("checks.json",), replace=replace_shipped)
         _measure(checkpoint, corpus, sample, top, floor, seed, out, as_json)
         return
     if prompt is None or corpus is not None or out is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.commands.interrupt import interruptible
+from app.commands.shipped import Replace, keep_shipped
 from app.scanning import Job, Text, check_writable, finish, load_on, merged, prepare_scan, report, sampled_contexts
 from legible_core.errors import LegibleError, NotFound
 
@@ -74,6 +75,7 @@ def scan(
     state: Annotated[
         Path | None, typer.Option(help="Folder of unfinished scans and shards; default: scans in the data folder.")
     ] = None,
+    replace_shipped: Replace = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure legibility, detect lists, agreement, promote lists, labels and contexts, and store them with the weights.
@@ -89,6 +91,9 @@ def scan(
         raise NotFound(f"There is no text at {corpus}; give a UTF-8 text file, plain or .xz.")
     if out is not None and not out.is_dir():
         raise NotFound(f"There is no folder {out}; make it first, or leave --out away.")
+    if out is None and shard is None:
+        made = "contexts.safetensors" if contexts_only else "names.json"
+        keep_shipped(checkpoint, (made,), replace=replace_shipped)
     check_writable(out or checkpoint.path)
     folder = state or Settings.load().data_dir / "scans"
     sampled_too = corpus is not None and sample is not None and shard is None
