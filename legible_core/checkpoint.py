@@ -38,7 +38,7 @@ from legible_core.registry import (
     refusal,
     slug_for,
 )
-from legible_core.replace import replace_folder, sync
+from legible_core.replace import WRITE_ERRORS, replace_folder, sync, write_reason
 from legible_core.tokens import Tokenizer
 
 StoredDtype = Literal["float32", "bfloat16", "float16"]
@@ -125,9 +125,9 @@ def save(
         for path in (*sorted(draft.iterdir()), draft):
             sync(path)
         replace_folder(draft, folder)
-    except OSError as error:
+    except WRITE_ERRORS as error:
         raise Unavailable(
-            f"The checkpoint {slug} cannot be written: {error.strerror or error}; what was there before is untouched."
+            f"The checkpoint {slug} cannot be written: {write_reason(error)}; what was there before is untouched."
         ) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)

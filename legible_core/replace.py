@@ -9,14 +9,27 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import secrets
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 _AT_FDCWD = -100
 _EXCHANGE = 2
+# What a disk that does not take a file raises: safetensors words the system's error its own way.
+WRITE_ERRORS = (OSError, SafetensorError)
+
+
+def write_reason(error: BaseException) -> str:
+    """The system's words for why a file was not written, out of one of `WRITE_ERRORS`: "No space left on device"."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    found = re.search(r"I/O error: (.+?) \(os error \d+\)", str(error))
+    return found[1] if found else str(error)
 
 
 def replace_folder(draft: Path, folder: Path) -> None:

@@ -33,7 +33,7 @@ from torch import Tensor
 from legible_core.errors import Corrupt, LegibleError, NotFound, Unavailable
 from legible_core.model.transformer import Transformer
 from legible_core.naming.observe import batches
-from legible_core.replace import sync
+from legible_core.replace import WRITE_ERRORS, sync, write_reason
 
 VERSION = "1"
 CANDIDATES = 512
@@ -76,8 +76,8 @@ class NativeTable:
             save_file(arrays, draft, metadata={"format": "legible-native", "version": VERSION, **self.meta})
             sync(draft)
             os.replace(draft, path)
-        except OSError as error:
-            raise Unavailable(f"{path} cannot be written: {error.strerror or error}.", code="cannot_write") from None
+        except WRITE_ERRORS as error:
+            raise Unavailable(f"{path} cannot be written: {write_reason(error)}.", code="cannot_write") from None
         finally:
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)

@@ -24,6 +24,7 @@ from legible_core.errors import Conflict, LegibleError, Unavailable
 from legible_core.folder import CONFIG, TOKENIZER, WEIGHTS
 from legible_core.model import Transformer
 from legible_core.registry import Checkpoint
+from legible_core.replace import WRITE_ERRORS, write_reason
 from legible_core.tokens import Tokenizer
 
 END = b"<|endoftext|>"
@@ -56,8 +57,8 @@ def export(checkpoint: Checkpoint, folder: Path) -> Path:
         (draft / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         shutil.copymode(draft / CONFIG, draft / WEIGHTS)
         os.rename(draft, folder)
-    except OSError as error:
-        raise Unavailable(f"The folder {folder} cannot be written: {error.strerror or error}.") from None
+    except WRITE_ERRORS as error:
+        raise Unavailable(f"The folder {folder} cannot be written: {write_reason(error)}.") from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -9,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from family_samples import VOCAB, words
+from full_disk import full_disk
 from typer.testing import CliRunner
 
 from app.cli import build
 from legible_core.agreement import TOLERANCE, Agreement, compare
 from legible_core.checkpoint import save
 from legible_core.config import Attention, FeedForward, ModelConfig
-from legible_core.errors import Conflict, LegibleError, NotExact
+from legible_core.errors import Conflict, LegibleError, NotExact, Unavailable
 from legible_core.model import Transformer
 from legible_core.ordinary.export import check_exportable, export
 from legible_core.registry import open_checkpoint
@@ -52,6 +54,9 @@ def test_a_random_checkpoint_gives_the_same_terms(biased: bool, tmp_path: Path) 
             parameter.copy_(1 + 0.3 * noise if name.endswith("gain") else 0.4 * noise)
     (tmp_path / "tokenizer.json").write_bytes(words())
     native = save(tmp_path / "native", model.eval(), tmp_path / "tokenizer.json", {}, dtype="float32")
+    with full_disk(), pytest.raises(Unavailable, match=r"as-gpt2 cannot be written: File too large\."):
+        export(native, tmp_path / "as-gpt2")
+    assert sorted(os.listdir(tmp_path)) == ["native", "tokenizer.json"]
     made = export(native, tmp_path / "as-gpt2")
     found = compare(native, made, PROMPT)
     found.check()

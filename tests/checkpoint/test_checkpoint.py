@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_samples import SMALL, small_model, tokenizer_spec
+from full_disk import full_disk
 from safetensors.torch import load_file
 
 from legible_core import checkpoint as module
@@ -149,6 +150,11 @@ def test_a_full_disk_leaves_the_old_one(folder: Path, tokenizer_path: Path, monk
                 save(folder, small_model(seed=1), tokenizer_path)
         assert open_checkpoint(folder).hash == before
         assert os.listdir(folder.parent) == [folder.name]
+    # safetensors has an error of its own for the same.
+    with full_disk(), pytest.raises(Unavailable, match=r"written: File too large; what was there before is untouched"):
+        save(folder, small_model(seed=1), tokenizer_path)
+    assert open_checkpoint(folder).hash == before
+    assert os.listdir(folder.parent) == [folder.name]
 
 
 def test_without_an_atomic_exchange_the_old_one_comes_back(

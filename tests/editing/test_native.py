@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from full_disk import full_disk
 from tiny_models import VOCAB, designs, random_ids, tiny_config, tiny_model
 
 from legible_core.config import ModelConfig
 from legible_core.editing.native import NativeTable, entering, measure_native
-from legible_core.errors import Corrupt, LegibleError, NotFound
+from legible_core.errors import Corrupt, LegibleError, NotFound, Unavailable
 
 
 def stream(length: int = 300) -> np.ndarray:
@@ -73,6 +74,16 @@ def test_a_table_is_stored_and_other_files_are_refused(tmp_path: Path) -> None:
     dataclasses.replace(table, mean=table.mean[:, :-1]).save(path)
     with pytest.raises(Corrupt, match="do not fit"):
         NativeTable.load(path)
+
+
+def test_a_full_disk_leaves_the_old_table(tmp_path: Path) -> None:
+    table = measure_native(tiny_model(), stream(), candidates=5, checkpoint_hash="abc")
+    path = tmp_path / "native.safetensors"
+    table.save(path)
+    with full_disk(), pytest.raises(Unavailable, match=r"native\.safetensors cannot be written: File too large\."):
+        table.save(path)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    assert np.array_equal(NativeTable.load(path, "abc").table, table.table)
 
 
 def test_texts_that_cannot_be_used_are_refused() -> None:
