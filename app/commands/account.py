@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from app.commands.interrupt import interruptible
+from app.commands.shipped import Replace, keep_shipped
 from legible_core.errors import LegibleError, NotFound
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def account(
     out: Annotated[Path | None, typer.Option(help="Folder for the results; default: the checkpoint's.")] = None,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:N.")] = "auto",
     restart: Annotated[bool, typer.Option("--restart", help="Forget an interrupted naming by writes.")] = False,
+    replace_shipped: Replace = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Account for one prediction, or measure the accounting over a corpus and store it beside the weights.
@@ -79,6 +81,8 @@ def account(
     from app.settings import Settings
     from legible_core.accounting.measure import Plan
 
+    if out is None:
+        keep_shipped(checkpoint, ("accounting.json",), replace=replace_shipped)
     states = Settings.load().data_dir / STATES
     state = states / f"{checkpoint.hash[:16]}.safetensors"
     out = out or _place(checkpoint, states)
@@ -90,7 +94,7 @@ def account(
     if as_json:
         typer.echo(json.dumps(stored.to_json(), allow_nan=False))
     else:
-        for line in report(stored):
+        for line in report(stored, plan.parts):
             typer.echo(line)
         typer.echo(f"accounting written to {out}")
 
@@ -216,8 +220,20 @@ def _place(checkpoint: Checkpoint, root: Path) -> Path:
     return place
 
 
-def report(stored: Accounting) -> Iterable[str]:
-    """What was measured, in the words of the model's page."""
+def report(stored: Accounting, parts: Collection[str]) -> Iterable[str]:
+    """What was measured of `parts`, in the words of the model's page; what is stored besides, with its own text."""
+    from legible_core.accounting.records import PARTS
+
+    shown = stored.model_copy(update=dict.fromkeys((part for part in PARTS if part not in parts), None))
+    yield from _measured(shown)
+    for part in PARTS:
+        kept = getattr(stored, part)
+        if kept is not None and getattr(shown, part) is None:
+            where = kept.population
+            yield f"{part}: not measured now; what is stored is of {where.corpus}, {where.tokens:,} tokens"
+
+
+def _measured(stored: Accounting) -> Iterable[str]:
     counts = stored.counts
     if counts is not None:
         where = counts.population

@@ -68,11 +68,27 @@ def test_every_table_has_its_population_and_the_quality(checkpoint: Any) -> None
     assert len(shown.tables[3].rows) == 3
     drawn = {table.id: len(table.figures) for table in shown.tables if table.figures}
     assert drawn == {"confidence": 2, "members": 1}
-    said = "\n".join(report(stored))
+    said = "\n".join(report(stored, records.PARTS))
     assert "perplexity" in said
     assert f"{n90.median:.0f}" in said
     assert said.count("\nat probability ") == sum(tenth.n90.n > 0 for tenth in stored.counts.confidence)
     assert "largest members" in said
+    assert "not measured now" not in said
+
+
+def test_parts_of_another_text_are_not_told_as_measured_now(checkpoint: Any, tmp_path: Path) -> None:
+    (tmp_path / records.FILE).write_bytes((checkpoint.path / records.FILE).read_bytes())
+    text = random_ids(32 * 30, seed=4).numpy()
+    plan = Plan(("counts",), sample=10, floor=0.2)
+    stored = measure(tiny_model(CONFIG), text, "another", None, HASH, tmp_path, plan, lambda *_: None)
+    said = list(report(stored, plan.parts))
+    assert "predictions of another" in said[0]
+    measured = "\n".join(said[:-4])
+    assert "named by writes" not in measured
+    assert "carriage" not in measured
+    assert "read rows" not in measured
+    assert said[-1] == "writes: not measured now; what is stored is of random, 1,280 tokens"
+    assert [line.partition(":")[0] for line in said[-4:]] == ["depth", "carriage", "reads", "writes"]
 
 
 def test_a_unit_says_what_it_helped(checkpoint: Any) -> None:
