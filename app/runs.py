@@ -20,7 +20,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -37,6 +37,7 @@ SILENT_SECONDS = 60.0
 SILENT_STEPS = 20
 PREPARING_SECONDS = 3600.0
 KEPT = 8
+RECIPE = "recipe.json"  # what makes a folder a run's
 MAX_RECORDS = 1000
 MAX_BRANCHES = 20
 MAX_RECORD_BYTES = 1 << 16
@@ -72,8 +73,8 @@ class Record:
 def announced(data_dir: Path, folder: Path, *, really: bool = True) -> Iterator[None]:
     """Let the workbench know of a run's folder while the body trains it, and afterwards that it ended.
 
-    Nothing is done when not `really` (of several processes one speaks). Training goes on where the record cannot be
-    written; standard error says so.
+    A run that failed before it began is not remembered. Nothing is done when not `really` (of several processes one
+    speaks). Training goes on where the record cannot be written; standard error says so.
     """
     place = data_dir / "runs" / f"{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:16]}.json"
     record = {
@@ -85,8 +86,11 @@ def announced(data_dir: Path, folder: Path, *, really: bool = True) -> Iterator[
     try:
         yield
     finally:
-        if really:
+        if really and (folder / RECIPE).is_file():
             _write(place, {**record, "ended": True})
+        elif really:  # it never began, so nothing is there that a page could show
+            with suppress(OSError):
+                place.unlink()
 
 
 def _write(place: Path, record: dict[str, Any]) -> None:
@@ -244,10 +248,10 @@ class Runs:
         found = []
         for name in self._named:
             root = Path(name).expanduser().absolute()
-            own = (root / "recipe.json").is_file()
-            for folder in [root] if own else sorted(path.parent for path in root.glob("*/recipe.json"))[:MAX_RECORDS]:
+            own = (root / RECIPE).is_file()
+            for folder in [root] if own else sorted(path.parent for path in root.glob(f"*/{RECIPE}"))[:MAX_RECORDS]:
                 try:
-                    found.append(Record(folder, (folder / "recipe.json").stat().st_mtime))
+                    found.append(Record(folder, (folder / RECIPE).stat().st_mtime))
                 except OSError:
                     continue
         return found

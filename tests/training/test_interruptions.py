@@ -286,6 +286,15 @@ def test_card_of_a_run_that_has_not_decayed() -> None:
     assert fields["decay_tokens"] == "0"
 
 
+def test_a_run_that_never_began_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEGIBLE_DATA_DIR", str(tmp_path / "data"))
+    words = ["train", str(TINY), "--out", str(tmp_path / "run"), "--text", str(tmp_path / "missing.txt")]
+    result = CliRunner().invoke(build(), words)
+    assert isinstance(result.exception, LegibleError)
+    assert "There is no text at" in result.exception.message
+    assert list((tmp_path / "data" / "runs").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
