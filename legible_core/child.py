@@ -69,7 +69,8 @@ def save_child(
     """Write the child of a checkpoint under these edits as a folder, and return it as `open_checkpoint` reads it back.
 
     dtype: default the parent's where it holds every edited weight exactly, float32 otherwise. Raises what `bake` and
-    `save` raise, `LegibleError` for no edits or edits that leave every weight as it was.
+    `save` raise, `LegibleError` for no edits, edits that leave every weight as it was, and edits under which the model
+    no longer computes finite numbers.
     """
     if not edits:
         raise LegibleError("A child checkpoint needs at least one edit; give --edit.", code="no_edits")
@@ -78,6 +79,7 @@ def save_child(
     before = model.state_dict()
     if all(torch.equal(tensor, before[name]) for name, tensor in child.state_dict().items()):
         raise LegibleError("These edits leave every weight as it was, so there is no child to save.", code="no_effect")
+    _check_computes(child)
     card = _card(parent, edits)
     size = len(card.render("0" * 64).encode())
     if size > MAX_CARD_BYTES:
@@ -88,6 +90,22 @@ def save_child(
         )
     chosen = dtype or _lossless(child, _DTYPES[parent.dtype])
     return save(folder, child, parent.tokenizer_path, card, chosen)
+
+
+@torch.no_grad()
+def _check_computes(child: Transformer) -> None:
+    """Raise where a trial pass over tokens from the whole vocabulary overflows: no reading of it could be made."""
+    config = child.config
+    ids = torch.linspace(0, config.vocab_size - 1, min(config.context, 64)).long()
+    stream = child.residual(ids[None])
+    # The final norm squares the stream, so that must be finite as well.
+    if not (torch.isfinite(stream.square().sum(-1)).all() and torch.isfinite(child.logits(stream)).all()):
+        raise LegibleError(
+            "These edits make the model's numbers overflow float32 on a trial text, so the child could not be read; "
+            "give smaller values.",
+            code="not_finite",
+            status=422,
+        )
 
 
 def refused(edit: Edit, reason: str) -> LegibleError:

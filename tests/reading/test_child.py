@@ -209,6 +209,14 @@ def test_a_child_of_nothing_is_refused(parent: Checkpoint, tmp_path: Path):
         lineage(torn)
 
 
+@pytest.mark.parametrize("text", ["L1.u30:scale=1e38", "L0.h0:scale=1e25"])
+def test_a_child_that_overflows_is_refused(parent: Checkpoint, tmp_path: Path, text: str):
+    with pytest.raises(LegibleError, match=r"overflow float32 on a trial text.*give smaller values"):
+        save_child(parent, parse_edits([text]), tmp_path / "huge")
+    assert not (tmp_path / "huge").exists()
+    save_child(parent, parse_edits([text.split("=")[0] + "=1e4"]), tmp_path / "large")
+
+
 def test_the_command_saves_adds_and_reads_it(parent: Checkpoint, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("LEGIBLE_DATA_DIR", str(tmp_path / "data"))
 
