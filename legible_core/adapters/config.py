@@ -58,6 +58,12 @@ _KINDS: Mapping[str, tuple[Activation | Ordinary, Ordinary | None]] = {
     "silu": ("silu", "swiglu"),
     "swish": ("silu", "swiglu"),
 }
+# The sizes as the families' config.json files call them, and which of them may be null: a class then has its own.
+_SIZES = (
+    "n_layer", "num_hidden_layers", "n_embd", "hidden_size", "n_head", "num_attention_heads", "num_key_value_heads",
+    "n_positions", "max_position_embeddings", "vocab_size", "n_inner", "intermediate_size", "head_dim",
+)  # fmt: skip
+_OPTIONAL = ("n_inner", "head_dim", "num_key_value_heads")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
 
 
@@ -83,8 +89,7 @@ class OrdinaryConfig(ModelConfig):
     def __post_init__(self) -> None:
         sizes = ("n_layers", "d_model", "n_heads", "context", "vocab_size", "head_width", "key_value_heads")
         for name, size in [(name, getattr(self, name)) for name in sizes] + [("d_ff", self.feed_forward.d_ff)]:
-            if type(size) is not int or not 1 <= size <= MAX_SIZE:
-                raise _bad(f"{name} is {size!r}; it must be a whole number from 1 to {MAX_SIZE}")
+            _check_size(name, size)
         if self.n_heads % self.key_value_heads:
             raise _bad(f"{self.n_heads} heads cannot share {self.key_value_heads} keys and values evenly")
         if self.family not in FAMILIES:
@@ -124,7 +129,8 @@ class OrdinaryConfig(ModelConfig):
 def refuse_unreadable(raw: Mapping[str, Any]) -> Family:
     """The family of a Hugging Face config.json, as far as the file itself tells; raises `LegibleError` in one sentence.
 
-    Refused here: encoders, encoder-decoders, quantised weights, mixtures of experts, remote code, families not listed.
+    Refused here: encoders, encoder-decoders, quantised weights, mixtures of experts, remote code, families not listed,
+    and sizes that are none.
     """
     kind = raw.get("model_type")
     classes = [str(name) for name in raw.get("architectures") or ()]
@@ -156,6 +162,10 @@ def refuse_unreadable(raw: Mapping[str, Any]) -> Family:
         raise _refused(f"it is {classes[0]}, and readings need {family.architecture}, which predicts the next token")
     if raw.get("add_cross_attention"):
         raise _refused("it attends to an encoder, and readings are of decoders alone")
+    # Before any library makes a list of so many layers.
+    for name in _SIZES:
+        if name in raw and not (raw[name] is None and name in _OPTIONAL):
+            _check_size(name, raw[name])
     return family
 
 
@@ -172,6 +182,8 @@ def from_hugging_face(config: Any) -> OrdinaryConfig:
         return None
 
     d_model, heads = int(config.hidden_size), int(config.num_attention_heads)
+    if d_model % heads and first("head_dim") is None:
+        raise _bad(f"{heads} heads cannot share {d_model} dimensions evenly")
     act = str(first("activation_function", "hidden_activation", "hidden_act"))
     alone, gate = _KINDS.get(act, (None, None))
     unit = gate if family.gated else alone
@@ -199,6 +211,11 @@ def from_hugging_face(config: Any) -> OrdinaryConfig:
         post_norms=family.post_norms,
         logit_softcap=None if cap is None else float(cap),
     )
+
+
+def _check_size(name: str, size: Any) -> None:
+    if type(size) is not int or not 1 <= size <= MAX_SIZE:
+        raise _bad(f"{name} is {repr(size)[:40]}; it must be a whole number from 1 to {MAX_SIZE}")
 
 
 def _refused(reason: str) -> LegibleError:

@@ -10,6 +10,7 @@ themselves against Hugging Face.
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
 from collections.abc import Container
 from pathlib import Path
@@ -27,6 +28,7 @@ from legible_core.tokens import Tokenizer
 
 # Embedding rows beyond the tokenizer's ids: models pad them to a round number. More is another tokenizer.
 PADDING = 2048
+SETTINGS = "tokenizer_config.json"
 
 
 def look(
@@ -98,6 +100,7 @@ def _look(
     refuse_unreadable(sources.read_config(source.folder))
     weights = sources.read_weights(source.folder)
     config = resolve_config(source.folder)
+    _check_filled(config, weights.parameters)
     tokenizer, bos, template, special = read_tokenizer(source.folder, config)
     names = (CONFIG, *weights.files, *(name for name in sources.TOKENIZER_FILES if (source.folder / name).is_file()))
     hashes = sources.hash_files(source.folder, names)
@@ -126,6 +129,17 @@ def _look(
     return checkpoint, tokenizer
 
 
+def _check_filled(config: OrdinaryConfig, parameters: int) -> None:
+    """Raise before a model is built that its weights cannot fill: they hold a row per token and a gain per norm."""
+    least = config.d_model * (config.vocab_size + config.n_layers)
+    if least > parameters:
+        raise Corrupt(
+            f"config.json does not describe these weights: {config.n_layers:,} layers of width {config.d_model:,} and "
+            f"{config.vocab_size:,} tokens take at least {least:,} parameters, and the files hold {parameters:,}; "
+            "download both again."
+        )
+
+
 def read_tokenizer(folder: Path, config: OrdinaryConfig) -> tuple[bytes, Bos | None, str | None, dict[str, str]]:
     """(tokenizer.json, begin-of-text token, chat template, special tokens by name) of a model's folder.
 
@@ -138,6 +152,7 @@ def read_tokenizer(folder: Path, config: OrdinaryConfig) -> tuple[bytes, Bos | N
         raise NotFound(
             f"{folder.name} has no tokenizer; put the tokenizer.json that the weights were trained with beside them."
         )
+    _check_tokenizer_files(folder)
     with quiet():
         from transformers import AutoTokenizer
 
@@ -147,7 +162,8 @@ def read_tokenizer(folder: Path, config: OrdinaryConfig) -> tuple[bytes, Bos | N
         except Exception as error:  # whatever a foreign file makes the library raise
             reason = " ".join(str(error).split())[:160].rstrip(".")
             raise Corrupt(
-                f"The tokenizer cannot be used ({reason}); put the model's own tokenizer.json beside its weights."
+                f"The tokenizer cannot be used ({reason}); put the model's own tokenizer.json and "
+                "tokenizer_config.json beside its weights."
             ) from None
         data = _tokenizer_json(folder, theirs)
     size = Tokenizer(data).vocab_size
@@ -166,6 +182,35 @@ def read_tokenizer(folder: Path, config: OrdinaryConfig) -> tuple[bytes, Bos | N
         raise Corrupt(f"The chat template is {len(template):,} characters; the limit is {MAX_TEMPLATE:,}.")
     special = {key: str(value) for key, value in theirs.special_tokens_map.items() if isinstance(value, str)}
     return data, bos, template, special
+
+
+def _check_tokenizer_files(folder: Path) -> None:
+    """Raise `Corrupt` naming the file for one that is no JSON object, or lacks what the library takes for granted."""
+    found: dict[str, Any] = {}
+    for name in sources.TOKENIZER_FILES:
+        if name.endswith(".json") and (folder / name).is_file():
+            try:
+                found[name] = json.loads((folder / name).read_bytes())
+            except (ValueError, RecursionError):
+                raise _bad_file(f"{name} is no JSON; it is truncated or was written by something else", name) from None
+            if not isinstance(found[name], dict):
+                raise _bad_file(f"{name} must hold a JSON object", name)
+    for key, kind, words in (("model", dict, "an object"), ("added_tokens", list, "a list")):
+        if TOKENIZER in found and not isinstance(found[TOKENIZER].get(key), kind):
+            raise _bad_file(f"{TOKENIZER} has no {key!r}, which must be {words}", TOKENIZER)
+    template = found.get(SETTINGS, {}).get("chat_template")
+    named = isinstance(template, list) and all(
+        isinstance(one, dict) and {"name", "template"} <= set(one) for one in template
+    )
+    if not (template is None or isinstance(template, str) or named):
+        raise _bad_file(
+            f"The chat_template of {SETTINGS} is {repr(template)[:40]}, neither a text nor a list of named texts",
+            SETTINGS,
+        )
+
+
+def _bad_file(what: str, name: str) -> Corrupt:
+    return Corrupt(f"{what}; put the model's own {name} beside its weights.")
 
 
 def _tokenizer_json(folder: Path, theirs: Any) -> bytes:

@@ -66,16 +66,18 @@ def certify(model: OrdinaryModel, rows: Sequence[Row], dtype: Dtype) -> dict[str
     attributor = Attributor(model, dtype)
     difference, agreeing, positions, worst, rounding = 0.0, 0, 0, 0.0, 0.0
     for row in rows:
+        _check_finite(row)
         trace = model.trace(torch.tensor(row.ids, device=model.token_embedding.device))
         logits = model.logits(trace.residual)
         logs = model.final_logits(logits).cpu().double().log_softmax(-1)
-        if not bool(torch.isfinite(logs).all()):
-            raise NotExact("The model's logits are not all finite numbers, so it is refused.", code="not_finite")
+        if not (_squares(trace.residual) and bool(torch.isfinite(logs).all())):
+            raise _not_finite(f"what its last layer, {model.config.n_layers - 1}, or its final norm gives")
         here = float((logs - row.logs).abs().max())
         if not here <= TOLERANCE[dtype]:
             raise NotExact(
                 f"The model is refused: read through TransformerLens it differs from Hugging Face by {here:.3g} in a "
-                f"log-probability, over the tolerance {TOLERANCE[dtype]:g}; {_where(trace, row, dtype)}.",
+                f"log-probability, over the tolerance {TOLERANCE[dtype]:g}; {_where(trace, row, dtype)}"
+                + ("; bfloat16 rounds too much here: add it with --dtype float32." if dtype == "bfloat16" else "."),
                 code="no_parity",
                 status=422,
             )
@@ -102,6 +104,26 @@ def certify(model: OrdinaryModel, rows: Sequence[Row], dtype: Dtype) -> dict[str
         "rounding_over_tolerance": rounding,
         "versions": _versions(),
     }
+
+
+def _check_finite(row: Row) -> None:
+    """Raise where a stream of the plain model is so large that its square, which a norm takes, is not finite."""
+    for index, stream in enumerate(row.streams):
+        if not _squares(stream):
+            raise _not_finite(f"what its layer {index - 1} adds to the stream" if index else "its embedding")
+
+
+def _squares(stream: Tensor) -> bool:
+    return bool(torch.isfinite(stream.float().square().sum(-1)).all())
+
+
+def _not_finite(what: str) -> NotExact:
+    return NotExact(
+        f"The model is refused: {what} is not finite, or too large to be squared in float32; the weights are damaged, "
+        "or training diverged.",
+        code="not_finite",
+        status=422,
+    )
 
 
 def _where(trace: Any, row: Row, dtype: Dtype) -> str:

@@ -86,10 +86,26 @@ def resolve_config(folder: Path) -> OrdinaryConfig:
             found = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # whatever a foreign file makes the library raise
             raise _bad_config(error) from None
+    _check_rope(found)
     try:
         return from_hugging_face(found)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise _bad_config(error) from None
+
+
+def _check_rope(config: Any) -> None:
+    """Raise for rotary positions of a kind that transformers lacks; some families give one per kind of layer."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    given = getattr(config, "rope_parameters", None) or {}
+    known = sorted({"default", *ROPE_INIT_FUNCTIONS})
+    for part in (given, *(part for part in given.values() if isinstance(part, dict))):
+        kind = part.get("rope_type", "default")
+        if kind not in known:
+            raise Corrupt(
+                f"The model's config.json cannot be used: its rope_type is {str(kind)[:40]!r}, and the kinds that "
+                f"transformers has are {', '.join(known)}; download it again."
+            )
 
 
 def _bad_config(error: Exception) -> Corrupt:
@@ -120,7 +136,9 @@ def hugging_face(folder: Path, dtype: Dtype, device: str) -> Any:
             if "out of memory" in str(error).lower():
                 raise
             reason = " ".join(str(error).split())[:200].rstrip(".")
-            raise Corrupt(f"The weights do not fit the model that config.json describes ({reason}).") from None
+            raise Corrupt(
+                f"config.json and the weights do not make a model together ({reason}); download both again."
+            ) from None
     lacking = sorted([*told["missing_keys"], *(str(row[0]) for row in told.get("mismatched_keys", ()))])
     if lacking:
         raise Corrupt(
