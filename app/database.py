@@ -21,6 +21,7 @@ from app.filesystem import FileLock, network_filesystem
 from app.paths import migrations_dir
 from app.settings import Settings
 from legible_core.errors import Conflict, LegibleError, Unavailable
+from legible_core.extras import how_to_install
 
 KEPT_BACKUPS = 3
 BUSY_SECONDS = 15
@@ -191,7 +192,7 @@ def open_engine(settings: Settings) -> Engine:
         except (exc.ArgumentError, exc.NoSuchModuleError, ModuleNotFoundError) as error:
             raise Unavailable(
                 f"The database address cannot be used: {error}.",
-                hint="Install legible[postgres] and give postgresql://user:password@host/name.",
+                hint=f"Give postgresql://user:password@host/name. For Postgres, {how_to_install('postgres')}.",
             ) from None
         event.listen(engine, "handle_error", _translate)
         return engine

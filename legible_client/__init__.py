@@ -2,7 +2,7 @@
 
 from legible_client import Client
 
-client = Client("http://127.0.0.1:8000")                  # token=… or LEGIBLE_TOKEN where the server asks for one
+client = Client("http://127.0.0.1:8321")                  # token=… or LEGIBLE_TOKEN where the server asks for one
 reading = client.read("novel-legible", "It was the best of times, it was the", target=" worst")
 reading.value, reading.top[0].id                          # a legible_core.reading.Reading; shows itself in Jupyter
 client.page("/models/novel-legible/layers/2")             # any page's JSON

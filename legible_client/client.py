@@ -55,7 +55,7 @@ class Client:
 
     def __init__(
         self,
-        address: str = "http://127.0.0.1:8000",
+        address: str = "http://127.0.0.1:8321",
         *,
         token: str | None = None,
         timeout: float = 30.0,
@@ -64,7 +64,7 @@ class Client:
     ) -> None:
         parts = urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
-            raise ValueError(f"{address[:200]!r} is no server's address; give one such as http://127.0.0.1:8000.")
+            raise ValueError(f"{address[:200]!r} is no server's address; give one such as http://127.0.0.1:8321.")
         self.origin = f"{parts.scheme}://{parts.netloc}"
         self.root = parts.path.rstrip("/")
         self.timeout = timeout

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from legible_core.errors import Conflict, LegibleError, NotFound, TooLarge
+from legible_core.extras import how_to_install
 from legible_core.tokens import MAX_PROMPT_BYTES
 
 if TYPE_CHECKING:
@@ -288,7 +289,8 @@ def _pyarrow() -> Any:
         import pyarrow.parquet
     except ImportError:
         raise LegibleError(
-            "Parquet needs pyarrow, which is not installed; install legible[parquet] or name a .jsonl file with --out.",
+            f"Parquet needs pyarrow, which is not installed; {how_to_install('parquet')}, "
+            "or name a .jsonl file with --out.",
             code="no_pyarrow",
         ) from None
     return pyarrow

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from legible_core.errors import Corrupt, LegibleError, NotFound, Unavailable
+from legible_core.extras import how_to_install
 from legible_core.folder import CARD, CONFIG, TOKENIZER, WEIGHTS, parse_json
 
 INDEX = "model.safetensors.index.json"
@@ -246,7 +247,8 @@ def local_models() -> list[str]:
 def needs_extra() -> Unavailable:
     """The error of an installation without the libraries that ordinary models need."""
     return Unavailable(
-        "Ordinary models need TransformerLens, which is not installed; install legible[ordinary].", code="not_installed"
+        f"Ordinary models need TransformerLens, which is not installed; {how_to_install('ordinary')}.",
+        code="not_installed",
     )
 
 

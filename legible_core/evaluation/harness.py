@@ -29,6 +29,7 @@ from legible_core.evaluation.journal import Journal, Scores
 from legible_core.evaluation.records import TaskResult
 from legible_core.evaluation.run import Progress, make_result
 from legible_core.evaluation.scoring import BATCH_TOKENS, Scorer
+from legible_core.extras import how_to_install
 from legible_core.model import Transformer
 from legible_core.tokens import Tokenizer
 
@@ -267,7 +268,7 @@ def _installed() -> str:
         return metadata.version("lm_eval")
     except metadata.PackageNotFoundError:
         raise NotFound(
-            "Tasks by name need lm-evaluation-harness, which is not installed; pip install 'legible[eval]', "
+            f"Tasks by name need lm-evaluation-harness, which is not installed; {how_to_install('eval')}, "
             "or give --data DIR with the tasks' files.",
             code="not_installed",
         ) from None

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeAlias
 
 from legible_core.errors import LegibleError, NotFound, TooLarge, Unavailable
+from legible_core.extras import how_to_install
 from legible_core.training.recipe import HUB
 
 END_OF_TEXT = "<|endoftext|>"
@@ -154,7 +155,7 @@ class Hub:
             import datasets
         except ImportError:
             raise Unavailable(
-                f"{self.name} needs the datasets library, which is not installed: pip install 'legible[hub]'.",
+                f"{self.name} needs the datasets library, which is not installed; {how_to_install('hub')}.",
                 code="missing_extra",
             ) from None
         name, _, revision = self.dataset.partition("@")

@@ -215,7 +215,7 @@ def test_without_the_harness_the_way_out_is_named(model, tokenizer, monkeypatch)
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", missing)
-    with pytest.raises(LegibleError, match="not installed; pip install"):
+    with pytest.raises(LegibleError, match=r"not installed; in the clone run pip install -e '\.\[eval\]'"):
         run_by_name("blimp", model, tokenizer)
 
 

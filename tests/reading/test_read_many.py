@@ -173,7 +173,7 @@ def test_parquet_holds_the_same_rows(engine, tmp_path, monkeypatch):
 def test_without_pyarrow_parquet_is_refused_before_anything_is_read(engine, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     file = write(tmp_path / "prompts.txt", PROMPTS)
-    with pytest.raises(LegibleError, match=r"install legible\[parquet\]"):
+    with pytest.raises(LegibleError, match=r"not installed; in the clone run pip install -e '\.\[parquet\]'"):
         read_many(engine, Batch(file, tmp_path / "out.parquet", {}))
     assert [path.name for path in tmp_path.iterdir()] == ["prompts.txt"]
 
