@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import math
 import operator
 from collections.abc import Iterable, Iterator
@@ -310,7 +311,8 @@ class Edit:
     def from_json(cls, data: Any) -> Edit:
         """Read `{"component", "operation", "value"?, "upper"?, "positions"?, "vector"?}`.
 
-        `value` and `upper` are numbers or float64 hex, `vector` is a list of numbers or base64 (see `Vector`).
+        `value` and `upper` are numbers or float64 hex ("0x1.8p+1"), `positions` a list of integers, `vector` a list of
+        numbers or base64 (see `Vector`).
         """
         needs = "it needs component and operation, and may have value, upper (numbers), positions and vector"
         if not isinstance(data, dict) or not {"component", "operation"} <= data.keys():
@@ -318,12 +320,8 @@ class Edit:
         unknown = data.keys() - {"component", "operation", "value", "upper", "positions", "vector"}
         if unknown:
             raise _bad(f"{needs}, but not {str(min(unknown, key=str))[:40]!r}")
-        try:
-            value, upper = (_number(data.get(name)) for name in ("value", "upper"))
-            positions = data.get("positions")
-            where = None if positions is None else tuple(_whole(position) for position in positions)
-        except (TypeError, ValueError, OverflowError):
-            raise _bad(needs) from None
+        value, upper = (_number(name, data.get(name)) for name in ("value", "upper"))
+        where = _whole(data.get("positions"))
         vector = data.get("vector")
         if vector is not None:
             vector = Vector.from_base64(vector) if isinstance(vector, str) else Vector.of(vector)
@@ -355,18 +353,28 @@ def _float(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _number(value: Any) -> float | None:
+def _number(name: str, value: Any) -> float | None:
+    """A number of JSON; as text only in hex, since "10" in decimal digits would be read as 16."""
     if value is None:
         return None
-    if isinstance(value, bool):
-        raise TypeError("no number")
-    return float.fromhex(value) if isinstance(value, str) else float(value)
+    try:
+        if isinstance(value, str) and "0x" in value.lower():
+            return float.fromhex(value)
+        if not isinstance(value, str | bool):
+            return float(value)
+    except OverflowError:
+        raise _bad(f"{name} is beyond the range of float64") from None
+    except (TypeError, ValueError):
+        pass
+    raise _bad(f"{name} must be a number such as 0.5, not {json.dumps(value, default=str)[:40]}")
 
 
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or int(value) != value:
-        raise ValueError("no whole number")
-    return int(value)
+def _whole(positions: Any) -> tuple[int, ...] | None:
+    if positions is None:
+        return None
+    if not isinstance(positions, list | tuple) or any(type(position) is not int for position in positions):
+        raise _bad("positions must be a list of whole numbers, such as [0, 3], and not of 3.0, 1e3 or text")
+    return tuple(positions)
 
 
 def _said(sorts: tuple[type, ...]) -> str:

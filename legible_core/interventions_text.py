@@ -64,12 +64,23 @@ def parse_edit(text: str) -> Edit:
 
 def edits_from_json(text: str) -> tuple[Edit, ...]:
     """Edits of a JSON file: a list whose items are objects (see `Edit.from_json`) or short texts."""
+    asked = 'edits in JSON are a list of edits, such as ["L5.u263:zero"]'
     try:
         data = json.loads(text)
-    except (ValueError, RecursionError):  # ValueError: no JSON, or an integer of more digits than Python reads
-        data = None
+    except json.JSONDecodeError as error:
+        reason = f"The edits are no JSON that can be read (line {error.lineno}, column {error.colno})"
+        raise LegibleError(f"{reason}; {asked}.", code="bad_edit") from None
+    except ValueError:  # an integer of more digits than Python reads
+        raise LegibleError(
+            "A number in the edits has thousands of digits; give one within the range of float64, such as 0.5 or 1e3.",
+            code="bad_edit",
+        ) from None
+    except RecursionError:
+        raise LegibleError(f"The edits are nested too deeply; {asked}.", code="bad_edit") from None
+    if isinstance(data, dict):
+        raise LegibleError(f"The edits are a single object; put it into a list: {asked}.", code="bad_edit")
     if not isinstance(data, list):
-        raise LegibleError('Edits in JSON are a list of edits, such as ["L5.u263:zero"].', code="bad_edit")
+        raise LegibleError(f"{asked[0].upper()}{asked[1:]}.", code="bad_edit")
     return tuple(parse_edit(item) if isinstance(item, str) else Edit.from_json(item) for item in data)
 
 
@@ -80,7 +91,8 @@ def as_edits(edits: Iterable[Edit | str]) -> tuple[Edit, ...]:
 
 def edits_of_field(text: str) -> tuple[Edit, ...]:
     """Edits typed into one field: JSON, or short texts one a line (or parted by blanks)."""
-    return edits_from_json(text) if text.lstrip().startswith("[") else as_edits(text.split())
+    # No short text begins with a brace: an object alone is JSON too, and its error says what is missing.
+    return edits_from_json(text) if text.lstrip().startswith(("[", "{")) else as_edits(text.split())
 
 
 def number(text: str) -> float:
