@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from legible_core.registry import Checkpoint
 
 MAX_TOP = 1000
+WIDE = 120  # columns from which on a contributor takes one line
 REFUSED = 20  # refused lines that are told one by one; the file has them all
 
 
@@ -273,14 +274,14 @@ def show(reading: Reading, console: Console) -> None:
         reads += ", against the vocabulary's mean logit"
     console.print(Text(reads))
     console.print()
-    console.print(contributors(summary.top, target.display))
+    console.print(contributors(summary.top, target.display, console.width))
     console.print()
     for line in closing(reading):
         console.print(Text(line))
 
 
-def contributors(top: tuple[Contributor, ...], target: str) -> Table:
-    """One row for each described head or unit."""
+def contributors(top: tuple[Contributor, ...], target: str, width: int) -> Table:
+    """One row for each described head or unit; under `WIDE` columns what it promotes stands below its operation."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -289,8 +290,10 @@ def contributors(top: tuple[Contributor, ...], target: str) -> Table:
     table.add_column("term", justify="right", no_wrap=True, min_width=6)
     table.add_column("component", no_wrap=True, min_width=9)
     table.add_column(f"{target} ranks", justify="right", min_width=6)
-    table.add_column("operation over its operands here", min_width=20)
-    table.add_column("promotes", no_wrap=True, overflow="ellipsis")
+    wide = width >= WIDE
+    table.add_column("operation over its operands here" + ("" if wide else "\n→ promotes"), min_width=20)
+    if wide:
+        table.add_column("promotes", no_wrap=True, overflow="ellipsis")
     for row in top:
         term = Text(f"{row.value:+.3f}", style="red" if row.value > 0 else "blue")
         tokens = " ".join(token.display for token in row.promotes[:6])
@@ -298,7 +301,8 @@ def contributors(top: tuple[Contributor, ...], target: str) -> Table:
         named = row.label is not None and row.label.kind == "class"
         promotes = f"{row.label.text}: {tokens}" if row.label is not None and named else tokens
         rank = "" if row.target_rank is None else str(row.target_rank)
-        table.add_row(term, Text(f"{row.glyph} {row.id}"), rank, Text(operation(row)), Text(promotes))
+        said = [Text(operation(row)), Text(promotes)] if wide else [Text(operation(row) + (f"\n→ {promotes}" if promotes else ""))]
+        table.add_row(term, Text(f"{row.glyph} {row.id}"), rank, *said)
     return table
 
 

@@ -84,6 +84,25 @@ def test_a_person_sees_the_sum_and_the_contributors(run, checkpoint):
     assert "legible share" in text
 
 
+@pytest.mark.parametrize("width", [80, 200])
+def test_every_operation_stands_with_its_operands_at_every_width(run, checkpoint, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = run(PROMPT, "--target", " worst", "--top", "40")
+    said = " ".join(text.split())
+    engine = Engine.open(checkpoint)
+    reading = engine.read(engine.request(PROMPT, target=" worst"), top=40)
+    assert {"head", "intersection"} <= {row.kind for row in reading.top if row.operands}
+    for row in reading.top:
+        assert f"{row.glyph} {row.id}" in text
+        assert row.operation in text
+        for operand in row.operands:
+            number = f"{operand.term or 0.0:+.2f}" if row.kind == "head" else f"{operand.value:.2f}"
+            assert f"{operand.id.rsplit('.', 1)[-1]} {number}" in said
+        assert row.promotes[0].display in text
+    assert "promotes" in text
+    assert all(len(line) <= width for line in text.splitlines())
+
+
 def test_prompts_are_read_as_typed(run):
     piped = json.loads(run("-", "--json", input="It was\r\nthe"))
     typed = json.loads(run("It was\nthe", "--json"))
