@@ -55,9 +55,9 @@ def watch(
     for found in monitors:
         found.check(checkpoint.config)
     sampling = None if generate is None else Sampling(generate, temperature, seed)
-    if sys.stdin.isatty():
-        typer.echo("Reading standard input; Ctrl-D ends it.", err=True)
+    typer.echo(f"Loading {checkpoint.slug}.", err=True)
     engine = _engine(checkpoint, device)
+    typer.echo("Reading standard input" + ("; Ctrl-D ends it." if sys.stdin.isatty() else "."), err=True)
     with interruptible() as interrupted:
         run = Run(engine, monitors, interrupted)
         try:

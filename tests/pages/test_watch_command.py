@@ -43,6 +43,7 @@ def run(checkpoint: Checkpoint, folder: Path, monitors: str, text: str | bytes, 
 def test_every_hit_is_a_line_and_the_summary_comes_last(scanned: Checkpoint, tmp_path: Path) -> None:
     result = run(scanned, tmp_path, TWO, TEXT)
     assert result.exit_code == 0, result.output
+    assert result.stderr.splitlines() == ["Loading tiny.", "Reading standard input."]
     *lines, last = [json.loads(line) for line in result.stdout.splitlines()]
     tokenizer = Tokenizer.load(scanned.tokenizer_path)
     ids = tokenizer.encode(TEXT)
@@ -87,7 +88,7 @@ def test_a_stop_gate_and_the_ends_of_streams(scanned: Checkpoint, tmp_path: Path
     assert isinstance(bad.exception, LegibleError)
     assert "byte 7 (ff)" in str(bad.exception)
     summary = json.loads(bad.stdout.splitlines()[-1])["summary"]
-    assert (summary["complete"], summary["hits"]["b"]) == (False, summary["tokens"])
+    assert (summary["complete"], summary["hits"]["b"], summary["bytes"]) == (False, summary["tokens"], 7)
 
 
 def test_ctrl_c_ends_a_quiet_stream_with_its_summary(scanned: Checkpoint, capsys: pytest.CaptureFixture[str]) -> None:
