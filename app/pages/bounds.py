@@ -28,6 +28,7 @@ from app.urls import Urls, urls_for
 from legible_core.errors import LegibleError
 from legible_core.intervals import Interval
 from legible_core.interventions import Edit
+from legible_core.interventions_text import number
 from legible_core.reading import ReadingRequest
 from legible_core.reads import check_component
 from legible_core.registry import Checkpoint
@@ -61,12 +62,12 @@ def asked_bounds(
     radius: Annotated[str, Query(max_length=20, description="half the side of a box of normed inputs")] = "",
 ) -> AskedBounds:
     try:
-        number = float(radius) if radius.strip() else None
+        half = number(radius) if radius.strip() else None
     except ValueError:
         raise LegibleError(f"The radius {radius[:20]!r} is no number; give one from 0.", code="bad_interval") from None
-    if number is not None:
-        Interval.around([0.0], number)
-    return AskedBounds(position, target, contrast, relative_to, number)
+    if half is not None:
+        Interval.around([0.0], half)
+    return AskedBounds(position, target, contrast, relative_to, half)
 
 
 @dataclass(frozen=True, slots=True)

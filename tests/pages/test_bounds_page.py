@@ -73,6 +73,7 @@ def test_a_quantifiers_page_shows_its_reach(shared: Site) -> None:
         ("L0.h0", "", 404, "is no unit"),
         ("L0.u0", "?radius=-1", 400, "finite number, 0 or larger"),
         ("L0.u0", "?radius=many", 400, "is no number"),
+        ("L0.u0", "?radius=٣", 400, "is no number"),
         ("L0.u0", "?radius=nan", 400, "finite number, 0 or larger"),
         ("L0.u0", "?position=99", 400, "position"),
     ],

@@ -59,6 +59,8 @@ def test_nothing_is_inline_and_nothing_comes_from_outside(shared: Site, url: str
         ("/models/other", "There is no checkpoint 'other'"),
         ("/models/other/units/L0.u0", "There is no checkpoint 'other'"),
         (f"/models/{SLUG}/layers/2", "it has layers 0 to 1"),
+        (f"/models/{SLUG}/layers/2.0", "it has layers 0 to 1"),
+        (f"/models/{SLUG}/layers/{'9' * 400}", "it has layers 0 to 1"),
         (f"/models/{SLUG}/units/L0.u48", "a layer of this checkpoint has units 0 to 47"),
         (f"/models/{SLUG}/units/L5.u0", "There is no layer 5"),
         (f"/models/{SLUG}/heads/L0.h4", "There is no head 4"),
@@ -83,7 +85,13 @@ def test_what_does_not_exist_is_one_sentence(shared: Site, url: str, said: str) 
 
 @pytest.mark.parametrize(
     "url",
-    [f"/models/{SLUG}/layers/0?sort=size", f"/models/{SLUG}/layers/0?kind=big", f"/models/{SLUG}/layers/x", "/jobs/x"],
+    [
+        f"/models/{SLUG}/layers/0?sort=size",
+        f"/models/{SLUG}/layers/0?kind=big",
+        f"/models/{SLUG}/layers/x",
+        "/jobs/x",
+        f"/models/{SLUG}/layers/{'9' * 4400}",
+    ],
 )
 def test_bad_query_values(shared: Site, url: str) -> None:
     answer = shared.client.get(url)
