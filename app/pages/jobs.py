@@ -10,9 +10,11 @@ from fastapi import APIRouter, Depends, Form, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.jobs import Job, WorkerInfo
+from app.pages.kept import EVERYWHERE
 from app.pages.view import clipped, page, twin
 from app.services import Services, services
 from app.urls import Urls, urls_for
+from legible_core.errors import LegibleError
 
 router = APIRouter(prefix="/jobs", default_response_class=HTMLResponse)
 
@@ -67,12 +69,14 @@ class JobPage:
 @router.get("")
 def jobs(request: Request, services: Annotated[Services, Depends(services)]) -> Response:
     """All that runs and waits, and what ended lately."""
+    _no_filter(request)
     return page(request, "jobs.html", _jobs(services, urls_for(request)))
 
 
 @router.get(".json")
 def jobs_json(request: Request, services: Annotated[Services, Depends(services)]) -> Response:
     """Its JSON twin."""
+    _no_filter(request)
     return twin(_jobs(services, urls_for(request)))
 
 
@@ -104,6 +108,17 @@ def retry(
     """Submit a failed or cancelled job again."""
     services.queue.retry(job_id)
     return _back(request, back)
+
+
+def _no_filter(request: Request) -> None:
+    """Refuse a query: a list that looks filtered and is not would mislead."""
+    for name in request.query_params:
+        if name not in EVERYWHERE:
+            raise LegibleError(
+                f"The list of jobs has no filter {name[:40]!r}; it takes none, and shows at most {LISTED} jobs: what "
+                "runs, what waits, then what ended last.",
+                code="unknown_filter", status=422,
+            )  # fmt: skip
 
 
 def _back(request: Request, back: str) -> Response:
