@@ -5,13 +5,13 @@ POST /models/{slug}/against-parent      a prompt: both are read, and their compa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse
 
-from app.pages.asking import PromptForm, prompt_form, start_reading
+from app.pages.asking import PromptForm, only_of, prompt_form, read_form
 from app.pages.home import examples_of
 from app.services import Services, services
 from app.urls import Urls, urls_for
@@ -78,8 +78,8 @@ def against_parent(
     if found is None:
         raise NotFound(f"{child.slug} is no child checkpoint: its card names no parent.")
     parent = services.catalogue.get(found.parent)
-    text = form.prompt.replace("\r\n", "\n")
-    left, right = (start_reading(services, urls, checkpoint, text) for checkpoint in (parent, child))
+    form = replace(only_of(child, form, services), prompt=form.prompt.replace("\r\n", "\n"))
+    left, right = (read_form(services, urls, checkpoint, form) for checkpoint in (parent, child))
     return RedirectResponse(urls.compare(left=left, right=right), status_code=303)
 
 

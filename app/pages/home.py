@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.collections import CollectionCard
-from app.pages.asking import PromptForm, prompt_form, start_reading
+from app.pages.asking import PromptForm, prompt_form, read_form
 from app.pages.reading_view import Chosen
 from app.pages.view import chance, clipped, page, percent, twin
 from app.services import Services, services
@@ -125,11 +125,11 @@ def read(
     if checkpoint is None:
         raise LegibleError("No checkpoint is here yet, so nothing can be read; add one with `legible add FOLDER`.")
     # A browser sends every line break of a text area as CRLF; the tokenizer turns it back into LF.
-    if form.example is None:
-        address = start_reading(services, urls_for(request), checkpoint, form.prompt, bos=form.bos, chat=form.chat)
-    else:
+    target = None
+    if form.example is not None:  # its button sends the prompt box along, whatever stands in it
         chosen = _example(checkpoint, form.example)
-        address = start_reading(services, urls_for(request), checkpoint, chosen.prompt, chosen.target)
+        form, target = replace(form, prompt=chosen.prompt), chosen.target
+    address = read_form(services, urls_for(request), checkpoint, form, target=target)
     return RedirectResponse(address, status_code=303)
 
 

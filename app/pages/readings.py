@@ -29,9 +29,10 @@ from app.pages.asking import (
     PromptForm,
     find_prompt,
     one_token,
+    only_of,
     prompt_form,
+    read_form,
     read_key,
-    start_reading,
     submit_reading,
 )
 from app.pages.causal import checks_mark, checks_of
@@ -140,7 +141,8 @@ def new(
     form: Annotated[PromptForm, Depends(prompt_form)],
 ) -> Response:
     """Read the last prediction of a prompt; answers with the reading's address."""
-    address = start_reading(services, urls_for(request), services.catalogue.get(slug), form.prompt, edits=form.edits)
+    checkpoint = services.catalogue.get(slug)
+    address = read_form(services, urls_for(request), checkpoint, only_of(checkpoint, form, services))
     return RedirectResponse(address, status_code=303)
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from app.pages.asking import known_fields, one_of
 from legible_core.errors import LegibleError
 from legible_core.interventions import Edit
 from legible_core.interventions_text import edit_text, edits_of_field, number, parse_edit
@@ -16,6 +17,8 @@ from legible_core.units import Channel, Head, HeadOperand, Operand, QuantifierOp
 
 CHOICES = ("as read", "flip", "set", "clamp")
 SLIDER_MAX = 4.0
+# Beside the controls: where the sliders stand, what they hold for, and whether they rest.
+FIELDS = ("position", "target", "scope", "rest", "resting")
 _ID = re.compile(r"(scale|choice|low|high):(L[0-9.a-zA-Z]{1,30})")
 
 
@@ -61,14 +64,18 @@ def controls_of(edits: Sequence[Edit], position: int) -> Controls:
 
 
 def edits_of_form(fields: Mapping[str, str], position: int) -> tuple[Edit, ...]:
-    """The edits that a filled-in form means; raises `LegibleError` naming the control whose number is unusable."""
-    scope = (position,) if fields.get("scope") == "here" else None
+    """The edits that a filled-in form means; raises `LegibleError` naming the control whose value is unusable."""
+    scope = one_of("scope", fields.get("scope", ""), {"": None, "all": None, "here": (position,)})
+    one_of("resting", fields.get("resting", ""), dict.fromkeys(("", "1")))
     edits = list(edits_of_field(fields.get("rest", "")))
     for name, text in fields.items():
         found = _ID.fullmatch(name)
         if found is None:
+            known_fields("Tuning", [name], (*FIELDS, "scale:ID", "choice:ID", "low:ID", "high:ID"))
             continue
         sort, id = found.groups()
+        if sort == "choice":
+            one_of(name, text, dict.fromkeys(("", *CHOICES)))
         if sort == "scale" and text.strip() and _number(text, id) != 1.0:
             edits.append(_edit(id, f"scale={_number(text, id)!r}", scope))
         elif sort == "choice" and text == "flip":

@@ -163,6 +163,9 @@ def test_operands_are_set_clamped_and_flipped_by_the_form(site: Site, sliders: s
         ({"rest": "L0.u3:zero@99"}, "past the prompt"),
         ({"rest": "nonsense"}, "is no edit"),
         ({"position": "first"}, "no whole number"),
+        ({"choice:L0.p1.A": "nonsense"}, "'nonsense'; send as read or flip or set or clamp, or leave it out"),
+        ({"scope": "there"}, "scope is 'there'; send all or here"),
+        ({"scale:L0_u3": "2"}, "no field 'scale:L0_u3'; its fields are position"),
     ],
 )
 def test_bad_moves_are_one_sentence(shared: Site, fields: dict[str, str], words: str) -> None:

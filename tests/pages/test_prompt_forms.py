@@ -1,0 +1,126 @@
+"""What a form asks is read or refused: no field dropped, no value guessed, no byte replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+from httpx import Response
+from page_samples import SLUG, Site
+
+from app.commands.models import add_checkpoint
+from app.pages.asking import find_prompt
+from legible_core.child import save_child
+from legible_core.interventions_text import edit_text, parse_edit
+
+FORM = {"content-type": "application/x-www-form-urlencoded", "accept": "application/json"}
+JSON = {"accept": "application/json"}
+PROMPT = "it was the best"
+EDIT = "L1.u5:scale=3"
+PLACES = ("/", f"/models/{SLUG}/readings")
+
+
+def refusal(answer: Response) -> str:
+    assert 400 <= answer.status_code < 500, answer.text
+    return str(answer.json()["error"]["message"])
+
+
+def edits_at(site: Site, address: str) -> list[str]:
+    digest = address.partition("/readings/")[2][:64]
+    return [edit_text(edit) for edit in find_prompt(site.services, digest).edits]
+
+
+def test_every_prompt_form_reads_under_its_edits(site: Site, tmp_path: Path) -> None:
+    for place in PLACES:
+        answer = site.client.post(place, data={"prompt": PROMPT, "model": SLUG, "edits": EDIT})
+        assert edits_at(site, answer.headers["location"]) == [EDIT]
+    answer = site.client.post("/", data={"prompt": "", "model": SLUG, "example": "0", "edits": EDIT})
+    assert edits_at(site, answer.headers["location"]) == [EDIT]
+    saved = save_child(site.checkpoint, (parse_edit("L1.u3:zero"),), tmp_path / "quiet")
+    add_checkpoint(site.services, saved.path, "quiet")
+    answer = site.client.post("/models/quiet/against-parent", data={"prompt": PROMPT, "edits": EDIT})
+    sides = answer.request.url.copy_with(raw_path=answer.headers["location"].encode()).params
+    for side in ("left", "right"):
+        assert edits_at(site, sides[side]) == [EDIT]
+    for fields, words in (({"bos": "yes"}, "no begin-of-text token"), ({"chat": "1"}, "no chat template")):
+        for place in (*PLACES, "/models/quiet/against-parent"):
+            answer = site.client.post(place, data={"prompt": PROMPT, **fields}, headers=JSON)
+            assert words in refusal(answer)
+    answer = site.client.post(PLACES[1], data={"prompt": PROMPT, "model": "quiet"}, headers=JSON)
+    assert f"names 'quiet', but this address reads {SLUG}" in refusal(answer)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"bos": "banana"}, "The field bos is 'banana'; send yes or no, or leave it out."),
+        ({"chat": "0"}, "The field chat is '0'; send 1, or leave it out."),
+        ({"edit": EDIT}, "A prompt has no field 'edit'; its fields are prompt, model, example, edits, bos, chat."),
+    ],
+)
+def test_an_unknown_field_or_value_is_refused_with_those_allowed(
+    shared: Site, fields: dict[str, str], words: str
+) -> None:
+    for place in PLACES:
+        assert refusal(shared.client.post(place, data={"prompt": PROMPT, **fields}, headers=JSON)) == words
+    answer = shared.client.post(PLACES[1], data={"prompt": PROMPT, "example": "0"}, headers=JSON)
+    assert "example is for the home page" in refusal(answer)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"prompt=%ff%fe%80", "bytes that are not UTF-8 text"),
+        (b"prompt=\xff", "bytes that are not UTF-8 text"),
+        (b"prompt=%e2%82&edits=", "bytes that are not UTF-8 text"),
+        (b"prompt=a&prompt=b", "the field 'prompt' more than once"),
+        (urlencode({f"f{n}": "" for n in range(21)}).encode(), "more than 20 fields; send at most 20"),
+    ],
+)
+def test_a_form_that_would_be_read_as_another_text_is_refused(shared: Site, body: bytes, words: str) -> None:
+    for place in PLACES:
+        assert words in refusal(shared.client.post(place, content=body, headers=FORM))
+
+
+def test_a_form_of_utf_8_is_read_as_it_is(site: Site) -> None:
+    text = "it was — é"
+    sent = [urlencode({"prompt": text}).encode(), f"prompt={text}".replace(" ", "+").encode()]
+    found = {site.client.post(PLACES[1], content=body, headers=FORM).headers["location"] for body in sent}
+    parts = {"prompt": (None, text.encode())}
+    found.add(site.client.post(PLACES[1], files=parts).headers["location"])
+    assert len(found) == 1
+    digest = found.pop().partition("/readings/")[2][:64]
+    assert find_prompt(site.services, digest).text == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "words"),
+    [
+        ("multipart/form-data", b"--x--", "without a boundary; name the boundary in the content type"),
+        ("multipart/form-data; boundary=x", b"prompt=it", "send at most 20 parts, each with a name"),
+        ("multipart/form-data; boundary=x", b"--x\r\nContent-Disposition: form-data\r\n\r\nit\r\n--x--", "with a name"),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="prompt"; filename="a.txt"\r\n\r\nit\r\n--x--\r\n',
+            "A prompt holds a file; send fields of text only.",
+        ),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="prompt"\r\n\r\nit\xff\r\n--x--\r\n',
+            "not UTF-8",
+        ),
+        (f"{FORM['content-type']}; charset=latin-1", b"prompt=it", "in the charset latin-1; send UTF-8."),
+    ],
+)
+def test_a_form_that_cannot_be_read_says_what_is_allowed(shared: Site, kind: str, body: bytes, words: str) -> None:
+    answer = shared.client.post(PLACES[1], content=body, headers={**JSON, "content-type": kind})
+    assert words in refusal(answer)
+
+
+def test_the_list_of_jobs_refuses_a_filter_that_it_lacks(shared: Site) -> None:
+    for address in ("/jobs?state=x", "/jobs.json?page=-1"):
+        answer = shared.client.get(address, headers=JSON)
+        assert answer.status_code == 422
+        assert "has no filter" in refusal(answer)
+    assert shared.client.get("/jobs").status_code == 200
