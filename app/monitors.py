@@ -162,12 +162,15 @@ class Monitors:
         with self.database.read() as connection:
             return [_monitor_of(row) for row in connection.execute(query.limit(limit))]
 
-    def totals(self) -> dict[int, tuple[int, int, int]]:
-        """For each monitor that has any: streams, tokens, hits."""
+    def totals(self, monitor: int | None = None) -> dict[int, tuple[int, int, int, int]]:
+        """For each monitor that has any (or for that one alone): streams, tokens, hits, kept hits."""
         row = MonitorStreamRow
-        query = select(row.monitor_id, func.count(), func.sum(row.tokens), func.sum(row.hits)).group_by(row.monitor_id)
+        sums = (func.sum(row.tokens), func.sum(row.hits), func.sum(row.kept))
+        query = select(row.monitor_id, func.count(), *sums).group_by(row.monitor_id)
+        if monitor is not None:
+            query = query.where(row.monitor_id == monitor)
         with self.database.read() as connection:
-            return {id: (int(n), int(tokens), int(hits)) for id, n, tokens, hits in connection.execute(query)}
+            return {id: (int(n), int(t), int(h), int(k)) for id, n, t, h, k in connection.execute(query)}
 
     def delete(self, id: int) -> None:
         """Forget a monitor with all its streams and hits; NotFound when there is none."""
@@ -181,7 +184,10 @@ class Monitors:
         self, monitor: StoredMonitor, *, dtype: str, kind: str = "read", settings: dict[str, Any] | None = None,
         text: bytes = b"", closed: bool = False,
     ) -> Stream:  # fmt: skip
-        """A new stream, with its first text; the oldest ones over `KEPT_STREAMS` of a monitor are forgotten."""
+        """A new stream, with its first text; of over `KEPT_STREAMS` of a monitor the oldest that ended are forgotten.
+
+        Raises TooLarge (429) where too few have ended: no text that was accepted is dropped before it was read.
+        """
         _check_size(text)
         values = {
             "monitor_id": monitor.id, "kind": kind, "definition": monitor.monitor.to_json(), "dtype": dtype,
@@ -191,21 +197,11 @@ class Monitors:
         }  # fmt: skip
         with self.database.write() as connection:
             _monitor(connection, monitor.id)
+            _make_room(connection, monitor.id)
             made = insert(MonitorStreamRow).values(values).returning(MonitorStreamRow.id)
             id = int(connection.execute(made).scalar_one())
             if text:
                 connection.execute(insert(MonitorPieceRow).values(stream_id=id, place=0, data=text))
-            old = (
-                select(MonitorStreamRow.id)
-                .where(MonitorStreamRow.monitor_id == monitor.id)
-                .order_by(MonitorStreamRow.id.desc())
-                .offset(KEPT_STREAMS)
-                .limit(1)
-            )
-            edge = connection.execute(old).scalar()
-            if edge is not None:
-                over = (MonitorStreamRow.monitor_id == monitor.id, MonitorStreamRow.id <= edge)
-                connection.execute(delete(MonitorStreamRow).where(*over))
             return _stream(connection, id)
 
     def add_piece(self, id: int, data: bytes, *, last: bool = False) -> Stream:
@@ -350,6 +346,25 @@ def _check_size(data: bytes) -> None:
         raise TooLarge(
             f"The piece is {len(data):,} bytes long; one may hold {MAX_PIECE_BYTES:,}, so send it in several."
         )
+
+
+def _make_room(connection: Connection, monitor: int) -> None:
+    """Forget a monitor's oldest ended streams, so that one more is not over the limit."""
+    row = MonitorStreamRow
+    count = connection.execute(select(func.count()).where(row.monitor_id == monitor)).scalar_one()
+    over = int(count) + 1 - KEPT_STREAMS
+    if over <= 0:
+        return
+    ended = select(row.id).where(row.monitor_id == monitor, row.ended.is_(True)).order_by(row.id).limit(over)
+    old = list(connection.execute(ended).scalars())
+    if len(old) < over:
+        raise TooLarge(
+            f"The monitor has {count:,} streams that have not ended; at most {KEPT_STREAMS:,} are kept at a time.",
+            code="too_many_streams",
+            hint="Close or delete one, or wait until one was read to its end.",
+            status=429,
+        )
+    connection.execute(delete(row).where(row.id.in_(old)))
 
 
 def _monitor(connection: Connection, id: int) -> StoredMonitor:

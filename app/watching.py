@@ -24,7 +24,7 @@ from legible_core.errors import LegibleError, NotExact, NotFound
 from legible_core.hits import Hit, Tally, Teller
 from legible_core.monitor import Monitor
 from legible_core.sampling import Sampling
-from legible_core.text_stream import StreamToken, TextStream
+from legible_core.text_stream import StreamToken, TextStream, as_sent
 
 if TYPE_CHECKING:
     from app.handlers import Engines
@@ -191,9 +191,10 @@ class Watching:
         sampling = sampling.fit(len(ids), engine.config.context)
         vocabulary = min(tokenizer.vocab_size, engine.config.vocab_size)
         special = {index for index in range(vocabulary) if tokenizer.is_special(index)}
-        offsets = [0]
+        places, left = [0], settings.get("left", ())
         for index in (*ids, *done):
-            offsets.append(offsets[-1] + len(tokenizer.token_bytes(index)))
+            places.append(places[-1] + len(tokenizer.token_bytes(index)))
+        offsets = [as_sent(place, left) for place in places]
         count = session.watch.count
         session.told.expect(StreamToken(i, at) for i, at in zip((*ids, *done)[count:], offsets[count:], strict=False))
         end = offsets[-1]

@@ -153,4 +153,4 @@ class Tally:
 
 def context_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """The text of a hit's context; characters cut at its ends are U+FFFD."""
-    return b"".join(tokenizer.token_bytes(index) for index in ids).decode("utf-8", errors="replace")
+    return "".join(tokenizer.pieces(ids))

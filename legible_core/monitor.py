@@ -34,10 +34,10 @@ MAX_EDITS = 32
 MAX_JSON_BYTES = 1 << 20
 # The least value of GELU(x) = x Φ(x), a little below, so that no value of it is called impossible.
 GELU_LEAST = -0.1701
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _LINE = re.compile(
     rf"(?P<component>\S+)(?:\s+(?:above|>)\s*(?P<above>{_NUMBER}))?(?:\s+(?:below|<)\s*(?P<below>{_NUMBER}))?"
-    r"(?:\s+for\s+(?P<run>\d{1,6})(?:\s+tokens?)?)?"
+    r"(?:\s+for\s+(?P<run>[0-9]{1,6})(?:\s+tokens?)?)?"
 )
 
 
@@ -175,8 +175,14 @@ class Monitor:
 
         Contradictions are found between conditions on one component, with the range that its values have, within a
         pair (A⊙B + A⊙(1-B) = A, and no product exceeds its factors), and between an existential and its membership
-        (e ≥ m). The sentence names a smallest set of conditions that contradict each other.
+        (e ≥ m). The sentence names a smallest set of conditions that contradict each other. An ordinary model is
+        refused: nothing reads its values token by token.
         """
+        if config.ordinary:
+            raise LegibleError(
+                "A monitor needs a checkpoint that is legible by construction; this one is an ordinary model.",
+                code="ordinary", status=422,
+            )  # fmt: skip
         for component in self.components:
             check_component(config, component)
         required = list(self.required)

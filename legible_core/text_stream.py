@@ -37,6 +37,26 @@ class StreamToken:
     offset: int
 
 
+def left_out(text: str) -> list[int]:
+    """Where, in the bytes of a text with CR LF read as LF, a CR was left out: at which LF, in order."""
+    found, place = [], 0
+    lines = text.encode().split(b"\n")
+    for line in lines[:-1]:
+        kept = line.removesuffix(b"\r")
+        place += len(kept)
+        found += [place] if len(kept) < len(line) else []
+        place += 1
+    return found
+
+
+def as_sent(offset: int, left: Sequence[int]) -> int:
+    """An offset within the text with CR LF read as LF → the one within the text as it was sent; `left` of `left_out`.
+
+    Each CR LF before a token moves it on by the byte that was left out.
+    """
+    return offset + bisect_right(left, offset - 1)
+
+
 class TextStream:
     """Turns one stream of UTF-8 into tokens. `state` and `restore` carry it over to another process."""
 
@@ -49,7 +69,7 @@ class TextStream:
 
     @property
     def received(self) -> int:
-        """Bytes taken in so far."""
+        """Bytes taken in so far; what begins no character was not taken in."""
         return self._received
 
     @property
@@ -71,6 +91,7 @@ class TextStream:
             good = (self.unfinished + data)[: error.start]
             self._decoder.reset()
             self._held += good.decode("utf-8")
+            self._received = place
             raise LegibleError(
                 f"The stream is not UTF-8 text: byte {place:,} ({error.object[error.start]:02x}) begins no character; "
                 "what stands before it was read.",
@@ -129,17 +150,9 @@ class TextStream:
         if sum(lengths) != len(plain):
             # A tokenizer that changes the text: where within this piece a token stands is not known.
             return [StreamToken(index, first) for index in ids]
-        # CR LF is read as LF: each one before a token moves it on by the byte that was left out.
-        removed: list[int] = []
-        if "\r\n" in text:
-            lines, place = text.encode().split(b"\n"), 0
-            for line in lines[:-1]:
-                kept = line.removesuffix(b"\r")
-                place += len(kept)
-                removed += [place] if len(kept) < len(line) else []
-                place += 1
+        left = left_out(text) if "\r\n" in text else []
         found, place = [], 0
         for index, length in zip(ids, lengths, strict=True):
-            found.append(StreamToken(index, first + place + bisect_right(removed, place - 1)))
+            found.append(StreamToken(index, first + as_sent(place, left)))
             place += length
         return found

@@ -305,6 +305,8 @@ def _answer(cache: OrderedDict[tuple[str, int, int], Any], method: str, path: st
             return [tokenizer.token(index) for index in arguments[0]]
         case "tokenise":
             return [tokenizer.token(index) for index in tokenizer.encode(arguments[0])]
+        case "joined":
+            return ["".join(tokenizer.pieces(ids)) for ids in arguments[0]]
         case "render":
             from legible_core.prompts import render
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -34,9 +35,11 @@ from app.services import Services, services
 from app.tables import MAX_INTEGER
 from app.urls import urls_for
 from legible_core.errors import LegibleError
+from legible_core.interventions_text import number
 from legible_core.monitor import Monitor
 from legible_core.registry import Checkpoint
 from legible_core.sampling import Sampling
+from legible_core.text_stream import left_out
 from legible_core.tokens import check_text
 
 router = APIRouter(prefix="/monitors/{id}/streams", default_response_class=HTMLResponse)
@@ -44,6 +47,7 @@ router = APIRouter(prefix="/monitors/{id}/streams", default_response_class=HTMLR
 RAW = ("application/octet-stream", "text/plain")
 FOLLOWED = 500
 LONGEST_WAIT = 600.0
+WHOLE = re.compile("[+-]?[0-9]{1,18}")
 PAUSES = (0.05, 1.0)  # seconds between two looks: doubled while nothing comes
 Given = Annotated[Services, Depends(services)]
 
@@ -105,19 +109,22 @@ def begin(
     """Store a text, or an open stream, and submit its job; answers with the stream's address."""
     stored = services.monitors.get(id)
     checkpoint = checkpoint_of(services, stored)
+    stored.monitor.check(checkpoint.config)  # one that an older version stored may be of an ordinary model
     dtype = services.settings.dtype
-    text = check_text(form.get("text", ""), "The text")
+    sent = form.get("text", "")
+    text = check_text(sent, "The text")
     if form.get("generate"):
         sampling = Sampling(int(_number(form, "generate")), _number(form, "temperature"), int(_number(form, "seed")))
         ids = [int(i) for i in services.tokenizers.call("encode", checkpoint.tokenizer_path, text)]
         sampling.fit(len(ids), checkpoint.config.context)
         settings = {"ids": ids, "tokens": sampling.tokens, "temperature": sampling.temperature, "seed": sampling.seed}
+        settings |= {"left": left_out(sent)}  # so that offsets are those of the text as it was sent
         stream = services.monitors.open_stream(stored, dtype=dtype, kind="generate", settings=settings, closed=True)
     else:
         whole = not form.get("open")
         if whole and not text:
             raise LegibleError("The text is empty; type at least one character.", code="empty_prompt")
-        stream = services.monitors.open_stream(stored, dtype=dtype, text=text.encode(), closed=whole)
+        stream = services.monitors.open_stream(stored, dtype=dtype, text=sent.encode(), closed=whole)
     if stream.pieces or stream.kind == "generate":
         _submit(services, stored, stream)
     return RedirectResponse(urls_for(request).monitors(id, "streams", stream.id), status_code=303)
@@ -231,14 +238,13 @@ def _checkpoint(services: Services, id: int, n: int) -> Checkpoint:
 
 
 def _told(services: Services, checkpoint: Checkpoint, hits: list[StoredHit]) -> list[dict[str, Any]]:
-    """Hits as JSON, with their text: U+FFFD where a token is no whole character."""
-    ids = sorted({index for hit in hits for index in hit.context})
-    rows = services.tokenizers.call("describe", checkpoint.tokenizer_path, ids) if ids else []
-    text = {index: str(row["text"]) for index, row in zip(ids, rows, strict=True)}
+    """Hits as JSON, with their text as `legible watch` gives it: U+FFFD where bytes are no whole character."""
+    wanted = [ids for hit in hits for ids in ((hit.id,), hit.context)]
+    texts = iter(services.tokenizers.call("joined", checkpoint.tokenizer_path, wanted) if wanted else ())
     return [
         {
-            "token": hit.token, "offset": hit.offset, "id": hit.id, "text": text[hit.id], "values": hit.values,
-            "context": "".join(text[index] for index in hit.context),
+            "token": hit.token, "offset": hit.offset, "id": hit.id, "text": next(texts), "values": hit.values,
+            "context": next(texts),
         }
         for hit in hits
     ]  # fmt: skip
@@ -300,6 +306,10 @@ def _page(services: Services, request: Request, id: int, n: int) -> StreamPage:
 def _number(form: dict[str, str], name: str) -> float:
     typed = form.get(name, "").strip() or "0"
     try:
-        return float(typed) if name == "temperature" else int(typed)
-    except (ValueError, OverflowError):
+        if name == "temperature":
+            return number(typed)
+        if not WHOLE.fullmatch(typed):
+            raise ValueError
+        return int(typed)
+    except ValueError:
         raise LegibleError(f"The field {name} is {typed[:20]!r}, which is no number.", code=f"bad_{name}") from None

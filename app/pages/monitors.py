@@ -10,6 +10,7 @@ The streams below a monitor are in `monitor_streams`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -94,6 +95,8 @@ class MonitorForm:
 
 @dataclass(frozen=True, slots=True)
 class MonitorPage:
+    """Counts over all streams; rates, drift and spans over `streams`, the newest ones."""
+
     hidden = ("figure", "poll", "max_tokens")
 
     title: str
@@ -110,6 +113,7 @@ class MonitorPage:
     hits: int
     kept: int
     rate: float | None
+    streams_in_all: int
     buckets: tuple[Bucket, ...]
     figure: Markup
     drift: tuple[DriftView, ...]
@@ -182,11 +186,10 @@ def forget(id: int, request: Request, services: Given) -> Response:
 
 def _save(services: Services, request: Request, found: StoredMonitor | None, form: dict[str, str]) -> Response:
     try:
-        revision = form.get("revision", "0")
-        base = int(revision) if revision.isdecimal() and int(revision) <= MAX_INTEGER else -1
+        base = _revision(form, found)
         checkpoint = _checkpoint(services, found, form)
         monitor = _monitor(form)
-        monitor.check(checkpoint.config)
+        _fits(monitor, checkpoint)
         made = services.monitors.save(
             None if found is None else found.id, base=base, checkpoint_hash=checkpoint.hash, slug=checkpoint.slug,
             monitor=monitor,
@@ -206,6 +209,31 @@ def _checkpoint(services: Services, found: StoredMonitor | None, form: dict[str,
     if not form.get("model"):
         raise LegibleError("Say which checkpoint the monitor is for, in the field model.", code="no_model", status=422)
     return services.catalogue.get(form["model"])
+
+
+def _revision(form: dict[str, str], found: StoredMonitor | None) -> int:
+    """The revision that an edit was made from; a new monitor's is 0, and its form need not say so."""
+    typed = form.get("revision", "0" if found is None else "").strip()
+    if found is not None and not typed:
+        raise LegibleError(
+            "The field revision is missing; send the number of the revision that the edit was made from.",
+            code="no_revision", hint=f"The monitor's JSON has it; at present it is {found.revision}.", status=422,
+        )  # fmt: skip
+    if not re.fullmatch("[0-9]{1,10}", typed) or int(typed) > MAX_INTEGER:
+        raise LegibleError(
+            f"The field revision is {typed[:20]!r}, which is no number of a revision.", code="bad_revision",
+            hint="Send the number that stands in the monitor's JSON.", status=422,
+        )  # fmt: skip
+    return int(typed)
+
+
+def _fits(monitor: Monitor, checkpoint: Checkpoint) -> None:
+    """Raise what the monitor raises for this checkpoint, with the checkpoint's name: it was one of a list."""
+    try:
+        monitor.check(checkpoint.config)
+    except LegibleError as error:
+        said = f"{checkpoint.slug}: {error.message}"
+        raise LegibleError(said, code=error.code, hint=error.hint, status=error.status) from None
 
 
 def _monitor(form: dict[str, str]) -> Monitor:
@@ -232,6 +260,9 @@ def _form(
     typed: dict[str, str] | None = None, error: LegibleError | None = None,
 ) -> MonitorForm:  # fmt: skip
     typed = typed or {}
+    checkpoints = [each for each in services.catalogue.checkpoints() if not each.ordinary]
+    # The first one that the form's own examples fit, which name an operand of a pair.
+    usual = next((each.slug for each in checkpoints if each.config.feed_forward.n_pairs), "")
     monitor = None if found is None else found.monitor
     lines = "" if monitor is None else "\n".join(str(condition) for condition in monitor.conditions)
     gate = "none" if monitor is None or monitor.gate is None else "stop" if monitor.gate.stop else "edit"
@@ -242,8 +273,8 @@ def _form(
         id=None if found is None else found.id,
         revision=0 if found is None else found.revision,
         name=typed.get("name", "" if monitor is None else monitor.name),
-        model=typed.get("model", model if found is None else found.slug),
-        models=tuple(checkpoint.slug for checkpoint in services.catalogue.checkpoints()),
+        model=typed.get("model", model or usual if found is None else found.slug),
+        models=tuple(checkpoint.slug for checkpoint in checkpoints),
         conditions=typed.get("conditions", conditions or lines),
         gate=typed.get("gate", gate),
         edits=typed.get("edits", edits),
@@ -258,7 +289,7 @@ def _lines(services: Services, request: Request) -> tuple[MonitorLine, ...]:
     urls, totals = urls_for(request), services.monitors.totals()
     made = []
     for found in services.monitors.all():
-        streams, tokens, hits = totals.get(found.id, (0, 0, 0))
+        streams, tokens, hits, _ = totals.get(found.id, (0, 0, 0, 0))
         conditions = tuple(f"{c.component} {said_of(c)}".strip() for c in found.monitor.conditions)
         made.append(
             MonitorLine(
@@ -280,7 +311,7 @@ def _page(services: Services, request: Request, found: StoredMonitor) -> Monitor
     jobs = newest_jobs(services.store.database, [key(stream) for stream in streams])
     lines = tuple(line_of(urls, stream, jobs.get(key(stream))) for stream in streams)
     busy = any(line.state in ("being read", "waiting for a worker") for line in lines)
-    tokens, count = sum(stream.tokens for stream in streams), sum(stream.hits for stream in streams)
+    in_all, tokens, count, kept = monitors.totals(found.id).get(found.id, (0, 0, 0, 0))
     return MonitorPage(
         title=f"{found.monitor.name} · monitor of {found.slug}",
         id=found.id,
@@ -294,8 +325,9 @@ def _page(services: Services, request: Request, found: StoredMonitor) -> Monitor
         rule=RULE,
         tokens=tokens,
         hits=count,
-        kept=sum(stream.kept for stream in streams),
+        kept=kept,
         rate=count / tokens if tokens else None,
+        streams_in_all=in_all,
         buckets=buckets,
         figure=figure,
         drift=tuple(drift_of(checkpoint, found.monitor, streams, blocks)),

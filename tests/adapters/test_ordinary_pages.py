@@ -13,6 +13,7 @@ from family_samples import save
 sys.path.append(str(Path(__file__).parents[1] / "pages"))
 from page_samples import Site, open_site
 
+from legible_core.monitor import Condition, Monitor
 from legible_core.ordinary import adding
 
 TEMPLATE = "{{ bos_token }}[{{ messages[0].content }}]"
@@ -52,6 +53,24 @@ def test_its_page_says_what_it_is_and_shows_the_certificate(site: Site) -> None:
     assert "source" not in twin  # where things lie on this machine is nobody else's
 
 
+def test_no_monitor_is_made_of_it(site: Site) -> None:
+    form = {"name": "one", "model": "tiny", "conditions": "L1.u3 above 0"}
+    refused = site.client.post("/monitors", data=form, headers={"accept": "application/json"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "ordinary")
+    assert "this one is an ordinary model" in refused.json()["error"]["message"]
+    form_page = text_of(site, "/monitors")
+    assert ">novel-legible</option>" in form_page
+    assert ">tiny</option>" not in form_page
+    # What an older version stored takes no text.
+    conditions = (Condition.parse_line(form["conditions"]),)
+    old = site.services.monitors.save(
+        None, base=0, checkpoint_hash=site.checkpoint.hash, slug="tiny", monitor=Monitor("old", conditions)
+    )
+    text_of(site, f"/monitors/{old.id}")
+    assert site.client.post(f"/monitors/{old.id}/streams", data={"text": "It was"}).status_code == 422
+    assert site.services.monitors.streams(old.id) == []
+
+
 def test_a_reading_has_its_figures_and_marks_its_guesses(site: Site) -> None:
     address = site.read("It was the best of times")
     text_of(site, address)
@@ -75,8 +94,8 @@ def test_begin_of_text_and_template_are_chosen_on_the_home_page(site: Site) -> N
     assert 'name="bos"' in page
     assert 'name="chat"' in page
 
-    def ids(**fields: str) -> list[int]:
-        answer = site.client.post("/", data={"prompt": "It", "model": "tiny", **fields})
+    def ids(place: str = "/", **fields: str) -> list[int]:
+        answer = site.client.post(place, data={"prompt": "It", "model": "tiny", **fields})
         assert answer.status_code == 303, answer.text
         site.work()
         address = answer.headers["location"]
@@ -87,6 +106,8 @@ def test_begin_of_text_and_template_are_chosen_on_the_home_page(site: Site) -> N
     in_template = ids(chat="1")
     assert in_template.count(0) == 1
     assert len(in_template) == len(plain) + 3  # begin of text, and the two brackets
+    assert ids("/models/tiny/readings", bos="no") == plain
+    assert ids("/models/tiny/readings", chat="1") == in_template
 
 
 def test_what_needs_operands_is_refused_with_the_reason(site: Site) -> None:

@@ -40,7 +40,8 @@ def test_a_commit_is_made_once_and_a_deletion_leaves_nothing(database: Database)
     [block] = monitors.blocks([stream.id])[stream.id]
     assert (block.tokens, block.hits, block.kept, block.on) == (6, 4, 2, {"L0.u1": 2})
     assert block.at > 1e9
-    assert monitors.totals() == {stored.id: (1, 6, 4)}
+    assert monitors.totals() == {stored.id: (1, 6, 4, 2)}
+    assert monitors.totals(stored.id + 1) == {}
     monitors.delete(stored.id)
     with database.read() as connection:
         for table in (MonitorStreamRow, MonitorHitRow, MonitorBlockRow, MonitorPieceRow):

@@ -81,6 +81,7 @@ def test_bytes_that_are_no_text_are_named_by_their_place_and_cost_nothing_before
         found += stream.feed(data[:cut])
     with pytest.raises(LegibleError, match="byte 7"):
         stream.feed(data[cut if cut < 9 else 0 :])
+    assert stream.received == 7, "what was taken in"
     assert tokenizer.decode(token.id for token in [*found, *stream.end()]) == "it was "
 
 

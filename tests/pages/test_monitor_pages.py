@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-from page_samples import SLUG, Site, parsed, sample_text
+from page_samples import SLUG, Site, make_checkpoint, open_site, parsed, sample_text
 
-from app.pages import monitor_streams
+from app.pages import monitor_streams, monitors
 from legible_client import Client
+from legible_core.config import FeedForward
 from legible_core.drift import Counted, drift
+from legible_core.hits import context_text
 from legible_core.naming.names import Names
+from legible_core.tokens import Tokenizer
 from legible_core.units import parse
 
 TEXT = sample_text(5, 200)
@@ -140,6 +145,54 @@ def test_pieces_are_accepted_followed_and_closed(site: Site, monkeypatch: pytest
     assert site.client.get(f"{other}.json").json()["complete"] is True
 
 
+def test_offsets_and_contexts_are_those_of_the_text_that_a_form_sent(site: Site) -> None:
+    monitor = make(site, conditions="L1.h0 above 0")
+    text = "it\r\n🙂 best\r\n\r\nit"
+    sent = text.encode()
+    tokenizer = Tokenizer.load(site.checkpoint.tokenizer_path)
+    read = tokenizer.encode(text)
+    assert "\ufffd" in "".join(tokenizer.text(index) for index in read), "a character is in several tokens"
+    for form in ({"text": text}, {"text": text, "generate": "3"}):
+        stream = watch(site, monitor, **form)
+        site.work()
+        hits = [line["hit"] for line in lines(site, stream) if "hit" in line]
+        assert [hit["id"] for hit in hits[: len(read)]] == read
+        for hit in hits[: len(read)]:
+            there = sent[hit["offset"] :].replace(b"\r\n", b"\n")
+            assert there.startswith(tokenizer.token_bytes(hit["id"])), hit
+        for place, hit in enumerate(hits):
+            assert hit["context"] == context_text(tokenizer, [row["id"] for row in hits[: place + 1]])
+        assert hits[len(read) - 1]["context"] == text.replace("\r\n", "\n")
+        assert [hit["offset"] for hit in hits[len(read) :][:1]] == [len(sent)] * ("generate" in form)
+
+
+def test_totals_are_those_of_all_streams_and_the_page_says_what_is_of_the_newest(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor = make(site, conditions="L1.h0 above 0")
+    for _ in range(3):
+        watch(site, monitor, text="it was the best")
+    site.work()
+    monkeypatch.setattr(monitors, "STREAMS", 2)
+    data = site.client.get(f"{monitor}.json").json()
+    [line] = site.client.get("/monitors.json").json()["monitors"]
+    assert (data["tokens"], data["hits"]) == (line["tokens"], line["hits"])
+    assert data["tokens"] == 3 * data["streams"][0]["tokens"] == data["hits"] == data["kept"]
+    assert (data["streams_in_all"], len(data["streams"])) == (3, 2)
+    assert "the newest 2 of 3 streams" in visible(site.client.get(monitor).text)
+
+
+def test_an_edit_without_a_usable_revision_says_which_field(shared: Site) -> None:
+    monitor = make(shared, name="revised")
+    told = {"accept": "application/json"}
+    missing = shared.client.post(monitor, data={**FIELDS, "name": "revised"}, headers=told)
+    assert (missing.status_code, "The field revision is missing" in missing.json()["error"]["message"]) == (422, True)
+    for address in (monitor, "/monitors"):
+        for typed in ("9" * 5000, "٣", "-1", "x"):
+            answer = shared.client.post(address, data={**FIELDS, "revision": typed}, headers=told)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (422, "bad_revision")
+
+
 def test_a_failed_or_cancelled_job_is_told_to_who_follows(site: Site) -> None:
     stream = watch(site, make(site), text=TEXT)
     job = site.services.queue.list()[0]
@@ -165,9 +218,11 @@ def test_a_gate_edits_what_is_generated_and_the_page_says_where(site: Site) -> N
     [
         ({"conditions": "L1.p2.A above 0.9\nL1.p2.A below 0.1"}, 422, "contradict each other"),
         ({"conditions": "L1.u2 above 0.9\nL1.p2.A below 0.5"}, 422, "contradict each other"),
-        ({"conditions": "L7.u2 above 0.9"}, 404, "no layer 7"),
+        ({"conditions": "L7.u2 above 0.9"}, 404, "tiny: There is no layer 7"),
         ({"conditions": "whatever"}, 400, "no component id"),
         ({"conditions": "L1.u2 over 3"}, 422, "is no condition"),
+        ({"conditions": "L1.u2 above ٣"}, 422, "is no condition"),
+        ({"conditions": "L1.u2 above 0.5 for ٣"}, 422, "is no condition"),
         ({"conditions": ""}, 422, "at least one condition"),
         ({"name": " "}, 422, "name must be"),
         ({"model": "nobody"}, 404, "nobody"),
@@ -186,6 +241,20 @@ def test_what_cannot_be_a_monitor_is_refused_beside_what_was_typed(
     assert (program.status_code, said in program.json()["error"]["message"]) == (status, True)
 
 
+def test_the_form_begins_with_a_checkpoint_that_its_examples_fit(shared: Site, tmp_path: Path) -> None:
+    plain = make_checkpoint(tmp_path / "models", "all-gelu", scan=False, units=FeedForward(48))
+    own = open_site(tmp_path / "data", plain)
+    assert not re.search(r"<option selected>all-gelu", own.client.get("/monitors").text)
+    own.services.store.add_checkpoint(SLUG, shared.checkpoint.hash, str(shared.checkpoint.path))
+    own.services.catalogue.refresh()
+    [chosen] = re.findall(r"<option selected>([^<]+)<", own.client.get("/monitors").text)
+    assert own.services.catalogue.get(chosen).config.feed_forward.n_pairs > 0
+    assert "<option selected>all-gelu<" in own.client.get("/monitors?model=all-gelu").text
+    refused = own.client.post("/monitors", data={**FIELDS, "model": "all-gelu", "conditions": "L1.p2.A above 0.9"})
+    assert "all-gelu: There is no operand L1.p2.A" in visible(refused.text)
+    assert "<option selected>all-gelu<" in refused.text
+
+
 def test_texts_and_addresses_that_are_refused(shared: Site) -> None:
     definition = {"name": "by a program", "conditions": [{"component": "L0.u1", "above": 0.5}]}
     made = shared.client.post("/monitors", data={"model": SLUG, "definition": json.dumps(definition)})
@@ -196,7 +265,9 @@ def test_texts_and_addresses_that_are_refused(shared: Site) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "bad_monitor")
     post = shared.client.post
     assert post(f"{monitor}/streams", data={"text": ""}).status_code == 400
-    assert post(f"{monitor}/streams", data={"text": "it", "generate": "x"}).status_code == 400
+    for field, typed in (("generate", "x"), ("generate", "٣"), ("seed", "9" * 5000), ("temperature", "٣")):
+        answer = post(f"{monitor}/streams", data={"text": "it", "generate": "2", field: typed})
+        assert (answer.status_code, f"The field {field} is" in visible(answer.text)) == (400, True)
     assert post(f"{monitor}/streams", data={"text": "it was " * 100, "generate": "3"}).status_code == 413
     stream = watch(shared, monitor, open="1")
     assert post(f"{stream}/text", json={"a": 1}).status_code == 415

@@ -255,9 +255,15 @@ def test_limits_and_conflicts_are_told(site: Site, monkeypatch: pytest.MonkeyPat
         monitors.add_piece(stream.id, b"x" * 8)
     assert error.value.status == 429
     monkeypatch.setattr("app.monitors.KEPT_STREAMS", 2)
-    for _ in range(3):
+    second = monitors.open_stream(monitor, dtype="float32", text=b"it was", closed=True)
+    with pytest.raises(LegibleError, match="2 streams that have not ended") as error:
         monitors.open_stream(monitor, dtype="float32")
-    assert len(monitors.streams(monitor.id)) == 2
+    assert error.value.status == 429
+    assert monitors.piece(stream.id, 0) == b"x" * 8, "what waits to be read is kept"
+    submit(site, second)
+    site.work()
+    third = monitors.open_stream(monitor, dtype="float32")
+    assert [kept.id for kept in monitors.streams(monitor.id)] == [third.id, stream.id], "only the ended one is gone"
 
 
 def test_a_cancelled_stream_goes_on_when_it_is_tried_again(site: Site) -> None:
