@@ -33,7 +33,7 @@ FIELDS: dict[str, tuple[str, str]] = {
     "layer": ("in one layer only", "layer:4"),
     "kind": ("one operation only", "kind:existential"),
     "class": ("one class only", "class:SELECTIVE"),
-    "half-life": ("quantifiers by their half-life in tokens", "half-life:<3"),
+    "half-life": ("quantifiers by their half-life in tokens", "half-life:<5"),
     "in": ("units or heads only", "in:units"),
 }
 OPERATORS = {"∩": "intersection", "∖": "difference", "∃": "existential", "%": "proportion"}
@@ -274,7 +274,7 @@ def _with_formula(query: Query, text: str) -> Query:
     return query
 
 
-_FORMULAS = "For example: determiner ∖ *, * → superlative, ∃ * half-life:<3, negation ∩ * → negation."
+_FORMULAS = "For example: determiner ∖ *, * → comparative, ∃ * half-life:<5, modal ∩ * → negation."
 
 
 def _label(text: str) -> str | None:

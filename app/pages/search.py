@@ -31,7 +31,7 @@ from legible_core.units import GLYPHS, PLAIN_NAMES, Channel, Head, Unit, parse
 router = APIRouter(default_response_class=HTMLResponse)
 
 EXAMPLES = (
-    'promotes:" worst"', 'detects:" not"', "negation", "determiner ∖ *", "* → superlative", "∃ * half-life:<3", "L4.u7",
+    'promotes:" worst"', 'detects:" not"', "negation", "determiner ∖ *", "* → comparative", "∃ * half-life:<5", "L4.u7",
 )  # fmt: skip
 SUGGESTED = 12
 
