@@ -36,6 +36,7 @@ def test_the_page_waits_for_the_worker_and_then_closes_the_sum(site: Site, diges
     assert "Why L1.p3.A" in title(page)
     assert 'hx-trigger="every' not in page
     text = "".join(parsed(page).text)
+    assert re.search(r"operand\s+L1\.p3\.A .* at token \d+, of L1\.u3\.", text)
     for words in ("Strongest sources", "token embedding", "residual", "pre-activation", "why was that on?"):
         assert words in text
     assert f"= {data['activation']:.3f}" in text
