@@ -120,7 +120,7 @@ def _squares(stream: Tensor) -> bool:
 def _not_finite(what: str) -> NotExact:
     return NotExact(
         f"The model is refused: {what} is not finite, or too large to be squared in float32; the weights are damaged, "
-        "or training diverged.",
+        "training diverged, or config.json is not theirs.",
         code="not_finite",
         status=422,
     )

@@ -109,7 +109,8 @@ def _check_rope(config: Any) -> None:
 
 
 def _bad_config(error: Exception) -> Corrupt:
-    reason = " ".join(str(error).split())[:160].rstrip(".")
+    # The library's validators put the class of the error before its words.
+    reason = " ".join(str(error).split()).rpartition("Error: ")[2][:160].rstrip(". ")
     return Corrupt(f"The model's config.json cannot be used ({reason}); download it again.")
 
 
