@@ -66,5 +66,6 @@ def rate_bars(found: Sequence[Bucket]) -> Markup:
         )
     parts.append(f'<path class="line" d="M0 {HEIGHT}.5H{WIDTH}"/><text x="0" y="{HEIGHT + 13}">first</text>')
     parts.append(f'<text x="{WIDTH}" y="{HEIGHT + 13}" text-anchor="end">last</text>')
-    parts.append(f'<text x="0" y="10">{100 * peak:.2g} % at the tallest</text></svg>')
+    said = f"{100 * peak:.2g}" if peak < 0.1 else f"{100 * peak:.0f}"  # of 100 %, two digits would be 1e+02
+    parts.append(f'<text x="0" y="10">{said} % at the tallest</text></svg>')
     return Markup("".join(parts))

@@ -180,6 +180,7 @@ def test_totals_are_those_of_all_streams_and_the_page_says_what_is_of_the_newest
     assert data["tokens"] == 3 * data["streams"][0]["tokens"] == data["hits"] == data["kept"]
     assert (data["streams_in_all"], len(data["streams"])) == (3, 2)
     assert "the newest 2 of 3 streams" in visible(site.client.get(monitor).text)
+    assert "100 % at the tallest" in visible(site.client.get(monitor).text)
 
 
 def test_an_edit_without_a_usable_revision_says_which_field(shared: Site) -> None:
