@@ -18,6 +18,7 @@ from app.figures import heads_grid, signed, unit_strips
 from app.pages.citation import citation
 from app.pages.edited import Edited, edited_of
 from app.pages.formula import GUESS, Piece, formula, operand_piece
+from app.pages.mistyped import Mistyped
 from app.pages.named import channel_piece
 from app.pages.panel import Panel
 from app.pages.renamed import said_renamed
@@ -115,6 +116,7 @@ class ReadingPage:
     edited: Edited | None = None
     checks: Checks | None = None
     renamed: str = ""
+    mistyped: Mistyped | None = None
 
 
 @dataclass(frozen=True, slots=True)

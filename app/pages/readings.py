@@ -22,13 +22,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.convertors import Convertor, register_url_convertor
 
+from app.errors import wants_json
 from app.jobs import Job
 from app.names_index import stamp_of
 from app.pages.asking import (
     Prompt,
     PromptForm,
     find_prompt,
-    one_token,
     only_of,
     prompt_form,
     read_form,
@@ -39,6 +39,7 @@ from app.pages.causal import checks_mark, checks_of
 from app.pages.compare_form import compare_form, slugs
 from app.pages.detail import panel_for
 from app.pages.embed import embedded, parts_of
+from app.pages.mistyped import Mistyped, mistyped, spelled
 from app.pages.named import names_of
 from app.pages.panel import Panel
 from app.pages.people import said_of
@@ -152,7 +153,7 @@ def reading_json(
 ) -> Response:
     """The complete reading (docs/reading-schema.md), or 202 and the job while it is not stored yet."""
     prompt = find_prompt(services, digest)
-    asked = _spelled(services, prompt, asked)
+    asked = spelled(services, prompt, asked)
     stored = find_stored(services, digest, asked)
     if stored is not None:
         reading, checkpoint = stored.reading(), checkpoint_of(services, stored.checkpoint_hash)
@@ -163,9 +164,7 @@ def reading_json(
 
 
 @router.post("/{digest}/delete")
-def delete(
-    slug: str, digest: str, request: Request, services: Annotated[Services, Depends(services)]
-) -> Response:
+def delete(slug: str, digest: str, request: Request, services: Annotated[Services, Depends(services)]) -> Response:
     """Forget the prompt and all its readings."""
     services.store.delete(digest)
     # Its pages leave the browser's cache as well, where the way back would show them again.
@@ -230,9 +229,12 @@ def _open(request: Request, slug: str, digest: str, key: tuple[str, ...], kept: 
         if slug != prompt.slug and not services.catalogue.names(slug, prompt.checkpoint_hash):
             # The slug moved to other weights: this reading stays under the name that it was made with.
             return RedirectResponse(urls.reading(prompt.slug, digest, **asked.explicit()), status_code=307)
-        spelled = _spelled(services, prompt, asked)
-        if spelled != asked:
-            return RedirectResponse(urls.reading(slug, digest, **spelled.explicit()), status_code=303)
+        try:
+            found = spelled(services, prompt, asked)
+        except LegibleError as error:
+            return _refused(request, slug, digest, services, asked, error)
+        if found != asked:
+            return RedirectResponse(urls.reading(slug, digest, **found.explicit()), status_code=303)
     stored = find_stored(services, digest, asked)
     if stored is None:
         _kept_pages(request).drop(key)
@@ -264,22 +266,34 @@ def _open(request: Request, slug: str, digest: str, key: tuple[str, ...], kept: 
     return HTMLResponse(body, headers=headers)
 
 
+def _refused(
+    request: Request, slug: str, digest: str, services: Services, asked: Asked, error: LegibleError
+) -> Response:
+    """The reading that was on the screen, with what was typed and why it is no token; the error where there is none."""
+    before, typed = mistyped(asked, error)
+    stored = find_stored(services, digest, before)
+    if stored is None or wants_json(request.scope):
+        raise error
+    body, _ = _render(slug, request, stored, _explicit(stored, before), services, False, typed)
+    return HTMLResponse(body, status_code=error.status)
+
+
 def _render(
-    slug: str, request: Request, stored: StoredReading, chosen: Chosen, services: Services, asks: bool
-) -> tuple[bytes, bool]:
+    slug: str, request: Request, stored: StoredReading, chosen: Chosen, services: Services, asks: bool,
+    typed: Mistyped | None = None,
+) -> tuple[bytes, bool]:  # fmt: skip
     """The page's bytes, and whether they are final (a panel may still wait for the worker)."""
     checkpoint = checkpoint_of(services, stored.checkpoint_hash)
     text = _text_of(services, stored)
     panel = panel_for(services, urls_for(request), stored.reading(), chosen, checkpoint, slug=slug, text=text)
     shown = with_people(services, urls_for(request), checkpoint, panel.panel)
     context = _context(slug, request, stored, chosen, checkpoint, text, shown, panel.shades)
-    form = compare_form(
-        urls_for(request), context.summary, chosen, slug=slug, text=text, checkpoints=slugs(services)
-    )
+    form = compare_form(urls_for(request), context.summary, chosen, slug=slug, text=text, checkpoints=slugs(services))
     checks = checks_of(services, urls_for(request), slug, stored, checkpoint, asks)
     context = replace(
-        context, compare=form, revised=revised(services, urls_for(request), slug, stored, chosen), checks=checks
-    )
+        context, compare=form, revised=revised(services, urls_for(request), slug, stored, chosen), checks=checks,
+        mistyped=typed,
+    )  # fmt: skip
     final = panel.final and (checks is None or not checks.poll)
     return html(request, "reading.html", context).encode(), final
 
@@ -336,24 +350,6 @@ def _explicit(stored: StoredReading, asked: Asked) -> Chosen:
     return Chosen(stored.position, stored.target, stored.contrast, stored.relative_to, component, asked.revision)
 
 
-def _spelled(services: Services, prompt: Prompt, asked: Asked) -> Asked:
-    """Target and contrast typed as text become ids; the address then holds the ids."""
-    if not asked.target_text and not asked.contrast_text:
-        return asked
-    checkpoint = services.catalogue.get(prompt.checkpoint_hash)
-    target, contrast = asked.target, asked.contrast
-    if asked.target_text:
-        target = one_token(services, checkpoint, asked.target_text, "target")
-    if asked.contrast_text:
-        contrast = one_token(services, checkpoint, asked.contrast_text, "contrast")
-    if contrast is not None and target is None:
-        target = services.store.predicted(prompt.digest, asked.position)
-    relative = asked.relative_to if contrast is None else None  # with a contrast it has one meaning
-    return Asked(
-        position=asked.position, target=target, contrast=contrast, relative_to=relative, component=asked.component
-    )
-
-
 def _submitted(services: Services, prompt: Prompt, asked: Asked) -> tuple[Checkpoint, Job]:
     """The job of a reading that is not stored: the newest one, unless it ended well and its result is gone."""
     checkpoint = services.catalogue.get(prompt.checkpoint_hash)
@@ -387,7 +383,6 @@ def request_of(prompt: Prompt, asked: Asked) -> ReadingRequest:
 def _answered(asked: Asked, job: Job) -> Asked:
     """The same question with the target that the job found to be the most probable."""
     return asked.model_copy(update={"target": (job.result or {}).get("target", asked.target)})
-
 
 
 def checkpoint_of(services: Services, checkpoint_hash: str) -> Checkpoint | None:

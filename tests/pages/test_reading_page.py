@@ -209,6 +209,14 @@ def test_a_target_typed_as_text(site: Site) -> None:
     split = site.client.get(f"{base}?position=2&target_text=zebra%20zebra")
     assert split.status_code == 400
     assert "and a target is one token" in visible(split.text)
+    typed = site.client.get(f"{address}&target_text=zebra%20%22zebra")
+    assert typed.status_code == 400
+    assert "and a target is one token" in visible(typed.text)
+    assert 'value="zebra &#34;zebra"' in typed.text
+    assert 'id="desk"' in typed.text, "the reading stays on the screen"
+    assert 'role="alert"' not in site.client.get(address).text
+    told = site.client.get(f"{address}&target_text=zebra%20zebra", headers={"accept": "application/json"})
+    assert (told.status_code, "one token" in told.json()["error"]["message"]) == (400, True)
     versus = site.client.get(f"{base}?position=2&target=9&contrast_text=zebra%20zebra")
     assert "and a contrast is one token" in visible(versus.text)
 
