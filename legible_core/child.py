@@ -69,8 +69,7 @@ def save_child(
     """Write the child of a checkpoint under these edits as a folder, and return it as `open_checkpoint` reads it back.
 
     dtype: default the parent's where it holds every edited weight exactly, float32 otherwise. Raises what `bake` and
-    `save` raise, `LegibleError` for no edits, edits that leave every weight as it was, and edits under which the model
-    no longer computes finite numbers.
+    `save` raise, `LegibleError` for no edits, edits that leave every weight as it was, and edits that overflow.
     """
     if not edits:
         raise LegibleError("A child checkpoint needs at least one edit; give --edit.", code="no_edits")
@@ -95,17 +94,14 @@ def save_child(
 @torch.no_grad()
 def _check_computes(child: Transformer) -> None:
     """Raise where a trial pass over tokens from the whole vocabulary overflows: no reading of it could be made."""
-    config = child.config
-    ids = torch.linspace(0, config.vocab_size - 1, min(config.context, 64)).long()
-    stream = child.residual(ids[None])
-    # The final norm squares the stream, so that must be finite as well.
+    ids = torch.linspace(0, child.config.vocab_size - 1, min(child.config.context, 64)).long()
+    stream = child.residual(ids[None])  # which the final norm squares
     if not (torch.isfinite(stream.square().sum(-1)).all() and torch.isfinite(child.logits(stream)).all()):
         raise LegibleError(
             "These edits make the model's numbers overflow float32 on a trial text, so the child could not be read; "
             "give smaller values.",
-            code="not_finite",
-            status=422,
-        )
+            code="not_finite", status=422,
+        )  # fmt: skip
 
 
 def refused(edit: Edit, reason: str) -> LegibleError:

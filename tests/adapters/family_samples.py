@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,10 @@ def save(name: str, folder: Path, *, bos: bool = False, template: str | None = N
         settings["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
+
+
+def broken(folder: Path, tmp_path: Path, *, without: tuple[str, ...] = ()) -> Path:
+    """A copy of a model's folder to spoil."""
+    made = tmp_path / "broken"
+    shutil.copytree(folder, made, ignore=shutil.ignore_patterns(*without))
+    return made
