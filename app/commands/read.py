@@ -301,7 +301,8 @@ def contributors(top: tuple[Contributor, ...], target: str, width: int) -> Table
         named = row.label is not None and row.label.kind == "class"
         promotes = f"{row.label.text}: {tokens}" if row.label is not None and named else tokens
         rank = "" if row.target_rank is None else str(row.target_rank)
-        said = [Text(operation(row)), Text(promotes)] if wide else [Text(operation(row) + (f"\n→ {promotes}" if promotes else ""))]
+        below = f"\n→ {promotes}" if promotes else ""
+        said = [Text(operation(row)), Text(promotes)] if wide else [Text(operation(row) + below)]
         table.add_row(term, Text(f"{row.glyph} {row.id}"), rank, *said)
     return table
 
