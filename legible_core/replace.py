@@ -1,4 +1,4 @@
-"""Put a finished folder in the place of another in one step; imports no torch.
+"""Put a finished file or folder in the place of another in one step; imports no torch.
 
 Linux and macOS can exchange two names atomically, so a process killed at any moment leaves the old folder or the new
 one, whole. Where a file system cannot, the old folder steps aside first, and there is a moment in which neither has
@@ -7,16 +7,20 @@ the name; the old one then still lies beside it as `.<name>.replaced-…`.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
 import secrets
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
+from safetensors.numpy import save_file
 
 _AT_FDCWD = -100
 _EXCHANGE = 2
@@ -30,6 +34,25 @@ def write_reason(error: BaseException) -> str:
         return error.strerror or str(error)
     found = re.search(r"I/O error: (.+?) \(os error \d+\)", str(error))
     return found[1] if found else str(error)
+
+
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file whole or not at all, as readable as the file it replaces or the folder's config.json.
+
+    Raises one of `WRITE_ERRORS`; what was there before is then untouched.
+    """
+    draft = path.parent / f".{path.name}.saving-{secrets.token_hex(6)}"
+    try:
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, draft, metadata=dict(metadata))
+        # safetensors keeps its files to their owner.
+        pattern = next((file for file in (path, path.parent / "config.json") if file.is_file()), None)
+        if pattern is not None:
+            shutil.copymode(pattern, draft)
+        sync(draft)
+        os.replace(draft, path)
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def replace_folder(draft: Path, folder: Path) -> None:

@@ -16,10 +16,7 @@ pairs, not with the text. Batches are the same whenever a pass is interrupted, a
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +26,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 from torch import Tensor
 
 from legible_core.accounting.drawing import BEFORE, Drawing, Text
@@ -38,7 +34,7 @@ from legible_core.accounting.records import Writes
 from legible_core.accounting.summary import summarise
 from legible_core.accounting.written import Written
 from legible_core.errors import LegibleError, NotExact, Unavailable
-from legible_core.replace import sync
+from legible_core.replace import WRITE_ERRORS, save_arrays, write_reason
 
 STATE = "1"
 CHUNK, TOP = 256, 256
@@ -192,17 +188,12 @@ class Naming:
         self.pairs.settle()
         arrays = {"keys": self.pairs.keys, "sums": self.pairs.sums, "n90": self.n90, "totals": self.totals}
         meta = {"format": "legible-writes-state", "version": STATE, "next": str(self.next), **self.identity}
-        draft = self.state.parent / f".{self.state.name}.saving-{secrets.token_hex(6)}"
         try:
             self.state.parent.mkdir(parents=True, exist_ok=True)
-            save_file(arrays, draft, metadata=meta)
-            sync(draft)
-            os.replace(draft, self.state)
-        except (OSError, SafetensorError) as error:
-            raise Unavailable(f"The state cannot be written to {self.state}: {error}.", code="cannot_write") from None
-        finally:
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
+            save_arrays(self.state, arrays, meta)
+        except WRITE_ERRORS as error:
+            message = f"The state cannot be written to {self.state}: {write_reason(error)}."
+            raise Unavailable(message, code="cannot_write") from None
         self._saved = time.monotonic()
 
     def _resume(self, path: Path) -> None:

@@ -6,9 +6,6 @@ written.of(Unit(5, 263))                               # Helped(times=412, token
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from legible_core.accounting.counts import Layout
 from legible_core.config import ModelConfig
 from legible_core.errors import Corrupt, Unavailable
-from legible_core.replace import sync
+from legible_core.replace import WRITE_ERRORS, save_arrays, write_reason
 from legible_core.units import Channel, Unit
 
 FILE = "writes.safetensors"
@@ -136,15 +132,9 @@ class Written:
 
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all; raises `Unavailable` when the disk does not take it."""
-        arrays = {name: np.ascontiguousarray(getattr(self, name).astype(dtype)) for name, dtype in DTYPES.items()}
-        draft = path.parent / f".{path.name}.saving-{secrets.token_hex(6)}"
+        arrays = {name: getattr(self, name).astype(dtype) for name, dtype in DTYPES.items()}
         try:
-            save_file(arrays, draft, metadata={"format": FORMAT, "version": VERSION, **self.meta})
-            sync(draft)
-            os.replace(draft, path)
-        except (OSError, SafetensorError) as error:
-            message = f"{path} cannot be written: {error}; name a folder with --out."
+            save_arrays(path, arrays, {"format": FORMAT, "version": VERSION, **self.meta})
+        except WRITE_ERRORS as error:
+            message = f"{path} cannot be written: {write_reason(error)}; name a folder with --out."
             raise Unavailable(message, code="cannot_write") from None
-        finally:
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +25,12 @@ import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 from torch import Tensor
 
 from legible_core.errors import Corrupt, LegibleError, NotFound, Unavailable
 from legible_core.model.transformer import Transformer
 from legible_core.naming.observe import batches
-from legible_core.replace import WRITE_ERRORS, sync, write_reason
+from legible_core.replace import WRITE_ERRORS, save_arrays, write_reason
 
 VERSION = "1"
 CANDIDATES = 512
@@ -70,17 +67,11 @@ class NativeTable:
 
     def save(self, path: Path) -> None:
         """Write one safetensors file, whole or not at all; raises `Unavailable` when the disk does not take it."""
-        arrays: dict[str, Any] = {name: np.ascontiguousarray(getattr(self, name)) for name in sorted(TENSORS)}
-        draft = path.parent / f".{path.name}.saving-{secrets.token_hex(6)}"
+        arrays = {name: getattr(self, name) for name in sorted(TENSORS)}
         try:
-            save_file(arrays, draft, metadata={"format": "legible-native", "version": VERSION, **self.meta})
-            sync(draft)
-            os.replace(draft, path)
+            save_arrays(path, arrays, {"format": "legible-native", "version": VERSION, **self.meta})
         except WRITE_ERRORS as error:
             raise Unavailable(f"{path} cannot be written: {write_reason(error)}.", code="cannot_write") from None
-        finally:
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: Path, checkpoint_hash: str | None = None) -> NativeTable:

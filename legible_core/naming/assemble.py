@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.numpy import save as serialise
 
 from legible_core import __version__, legibility
@@ -26,7 +25,7 @@ from legible_core.naming.detect import DetectLists, agreement, detect
 from legible_core.naming.label import ClassLabel, Population, as_columns, label_lists
 from legible_core.naming.lexicon import BEGINNING, CLASSES, beginnings, membership
 from legible_core.naming.scan import LayerState, Scan
-from legible_core.replace import sync
+from legible_core.replace import WRITE_ERRORS, sync, write_reason
 from legible_core.tokens import Tokenizer
 
 # A token is ranked in a promote list when the whole scanned text holds it this often.
@@ -58,11 +57,11 @@ def write_names(
         os.replace(drafts[0], folder / store.ARRAYS)
         os.replace(drafts[1], folder / store.JSON)
         sync(folder)
-    except (OSError, SafetensorError) as error:
+    except WRITE_ERRORS as error:
         for draft in drafts:
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = write_reason(error)
         raise Unavailable(
             f"The names cannot be written to {folder}: {reason}; name another folder with --out."
         ) from None

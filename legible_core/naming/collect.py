@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.numpy import save as serialise
 from torch import Tensor
 
@@ -37,7 +36,7 @@ from legible_core.naming import contexts as store
 from legible_core.naming.contexts import Source
 from legible_core.naming.observe import Ints, LayerValues
 from legible_core.naming.places import starts
-from legible_core.replace import sync
+from legible_core.replace import WRITE_ERRORS, sync, write_reason
 from legible_core.tokens import Tokenizer
 
 # Tokens shown before and after the chosen one.
@@ -244,10 +243,10 @@ def write_contexts(
         sync(draft)
         os.replace(draft, folder / store.FILE)
         sync(folder)
-    except (OSError, SafetensorError) as error:
+    except WRITE_ERRORS as error:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = write_reason(error)
         raise Unavailable(f"The contexts cannot be written to {folder}: {reason}.") from None
     return store.Contexts(meta, arrays)
 

@@ -42,7 +42,7 @@ from legible_core.naming.collect import Collector
 from legible_core.naming.detect import MIN_COUNT, TokenCounts
 from legible_core.naming.measure import take_in
 from legible_core.naming.observe import Batch, Ints, LayerValues, batches, halves, observe
-from legible_core.replace import sync
+from legible_core.replace import WRITE_ERRORS, sync, write_reason
 
 STATE = 2
 BATCH = 8
@@ -320,10 +320,10 @@ class Scan:
             sync(pointer)
             os.replace(pointer, self.state / "scan.json")
             sync(self.state)
-        except (OSError, SafetensorError) as error:
+        except WRITE_ERRORS as error:
             with contextlib.suppress(OSError):
                 (self.state / draft).unlink(missing_ok=True)
-            reason = getattr(error, "strerror", None) or str(error)
+            reason = write_reason(error)
             raise Unavailable(f"The scan's state cannot be saved: {reason}.") from None
         for old in [*self.state.glob("scan-*.safetensors"), *self.state.glob("scan.json.*")]:
             if old.name != draft:

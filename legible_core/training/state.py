@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from legible_core.errors import Corrupt, Unavailable
-from legible_core.replace import sync
+from legible_core.replace import WRITE_ERRORS, sync, write_reason
 
 
 def write_state(folder: Path, weights: dict[str, Tensor], optimiser: dict[str, Tensor], meta: dict[str, Any]) -> None:
@@ -32,7 +32,7 @@ def write_state(folder: Path, weights: dict[str, Tensor], optimiser: dict[str, T
         for path in fresh.iterdir():
             sync(path)
         sync(fresh)
-    except (OSError, SafetensorError):
+    except WRITE_ERRORS:
         shutil.rmtree(fresh, ignore_errors=True)  # on a full disk the half of a state would hold the room
         raise
     if folder.exists():  # else a crash left only the old one, which stays until the new one has its name
@@ -81,8 +81,8 @@ def writing(folder: Path) -> Iterator[None]:
     """Word what keeps a run from being written (a full disk, no such folder) as one sentence: `Unavailable`."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+    except WRITE_ERRORS as error:
+        reason = write_reason(error)
         raise Unavailable(
             f"The run cannot be written to {folder}: {reason}.",
             code="cannot_write",

@@ -8,12 +8,8 @@ The weights of the snapshots themselves are as large as a checkpoint each; this 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import secrets
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from legible_core.config import ModelConfig
 from legible_core.errors import Corrupt, Unavailable
-from legible_core.folder import CONFIG
 from legible_core.legibility import CODES
 from legible_core.reads import opens
-from legible_core.replace import sync
+from legible_core.replace import WRITE_ERRORS, save_arrays, write_reason
 from legible_core.units import Unit
 
 FILE = "history.safetensors"
@@ -203,20 +197,11 @@ class UnitHistory:
             "text": self.measured[0], "tokens": str(self.measured[1]),
             "snapshots": json.dumps([snapshot.to_json() for snapshot in self.snapshots]),
         }  # fmt: skip
-        draft = folder / f".{FILE}.saving-{secrets.token_hex(6)}"
         try:
-            save_file({name: np.ascontiguousarray(self.arrays[name]) for name in SHAPES}, draft, metadata=meta)
-            if (folder / CONFIG).is_file():
-                # safetensors keeps its files to their owner; this one is as readable as the rest of the folder.
-                shutil.copymode(folder / CONFIG, draft)
-            sync(draft)
-            os.replace(draft, path)
-        except (OSError, SafetensorError) as error:
-            message = f"{path} cannot be written: {error}; name a folder with --out."
+            save_arrays(path, {name: self.arrays[name] for name in SHAPES}, meta)
+        except WRITE_ERRORS as error:
+            message = f"{path} cannot be written: {write_reason(error)}; name a folder with --out."
             raise Unavailable(message, code="cannot_write") from None
-        finally:
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
 
 
 def shapes(config: ModelConfig, snapshots: int) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Each line may import itself and what stands above it.
 CORE = """
-    errors display figures replace memory axes folder
+    errors extras display figures replace memory axes folder
     units
     prompts
     tokens token_service
@@ -63,6 +63,7 @@ APP = """
     leading
     job_queries
     store jobs search monitors
+    reading_only
     catalogue supervisor
     services worker texts
     indexing
