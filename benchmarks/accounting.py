@@ -13,7 +13,6 @@ Both are in processor time: other work on the machine falls on wall clocks, and 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,9 +49,7 @@ def run() -> Iterator[Row]:
     def forward(ids: tuple[int, ...]) -> Any:
         return engine.model(torch.tensor([ids]))
 
-    timing = against(
-        lambda ids: document(engine, ReadingRequest(HASH, ids)), forward, known(), 9, clock=time.process_time
-    )
+    timing = against(lambda ids: document(engine, ReadingRequest(HASH, ids)), forward, known(), 9)
     what = f"accounting of one prediction of {LENGTH} tokens, beyond its forward / one plain forward"
     yield timing.row("account-one", what, BEYOND)
 
@@ -73,6 +70,6 @@ def run() -> Iterator[Row]:
     def plain(ids: np.ndarray) -> Any:
         return engine.model(torch.from_numpy(ids.reshape(-1, WINDOW)))
 
-    timing = against(name, plain, texts(), 5, clock=time.process_time)
+    timing = against(name, plain, texts(), 5)
     what = "naming by writes / plain forwards over the same text, positions per second"
     yield timing.row("account-naming", what, NAMING, per=4 * WINDOW, unit="positions/s", direction="at least")

@@ -44,7 +44,7 @@ def sweep(engine: Any) -> Iterator[Row]:
         timing = Timing([], [])
         for _, ids in zip(range(count + 1), prompts(length), strict=False):
             solved = engine.solve(ReadingRequest(HASH, ids))
-            variants = [Variant("head", *index, "zero") for index in np.ndindex(solved.terms.heads.shape)]
+            variants = [Variant("head", layer, head, "zero") for layer, head in np.ndindex(solved.terms.heads.shape)]
             strongest = np.argsort(-np.abs(solved.terms.units.ravel()), kind="stable")[:UNITS].tolist()
             width = engine.config.feed_forward.d_ff
             variants += [Variant("unit", unit // width, unit % width, "zero") for unit in strongest]

@@ -9,6 +9,7 @@ sentences through `model(ids)`, sorted by length and padded, in batches of the s
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ import torch
 from benchmarks.measure import THREADS, Row, against
 from legible_core.config import Attention, FeedForward, ModelConfig
 from legible_core.evaluation import encode
-from legible_core.evaluation.scoring import BATCH_TOKENS, Scorer
+from legible_core.evaluation.scoring import BATCH_TOKENS, Batch, Scorer
 from legible_core.model import Transformer
 
 PAIRS = 67_000
@@ -71,11 +72,20 @@ def run() -> Iterator[Row]:
         chosen = [[groups[index] for batch in sample for index in batch.groups] for sample in samples]
         lengths = [sum(len(row.tokens) - 1 for rows in picked for row in rows) for picked in chosen[1:]]
         timing = against(
-            lambda n, samples=samples, groups=groups: [scorer.score(batch, groups) for batch in samples[n]],
-            lambda n, chosen=chosen: plain(model, chosen[n]),
+            partial(_score, scorer, samples, groups),
+            partial(_plain, model, chosen),
             iter(range(len(samples))),
             REPETITIONS,
         )
         what = "tokens per second of evaluating minimal pairs / plain batched forwards of them"
         what += "" if share else ", where the pairs share nothing"
         yield timing.row(name, what, bound, per=float(np.mean(lengths)), unit="tok/s", direction="at least")
+
+
+def _score(scorer: Scorer, samples: list[list[Batch]], groups: list[list[encode.Row]], number: int) -> None:
+    for batch in samples[number]:
+        scorer.score(batch, groups)
+
+
+def _plain(model: Transformer, chosen: list[list[list[encode.Row]]], number: int) -> None:
+    plain(model, chosen[number])

@@ -30,7 +30,7 @@ class Block(nn.Module):
         q, k, v = (part.transpose(1, 2) for part in read.unbind(2))
         z = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.write(z.transpose(1, 2).flatten(-2))
-        return x + self.down(F.gelu(self.up(self.feed_forward_norm(x))))  # type: ignore[no-any-return]
+        return x + self.down(F.gelu(self.up(self.feed_forward_norm(x))))
 
 
 class PlainDecoder(nn.Module):

@@ -64,7 +64,7 @@ def write_names(folder: Path, config: ModelConfig, checkpoint_hash: str, seed: i
     """names.json and names.safetensors of random names."""
     draw = np.random.default_rng(seed)
     operands, components = (int(ends[-1]) for ends in starts(config))
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "seen": np.maximum(1, (2e6 / (10 + np.arange(config.vocab_size)))).astype(np.uint32),
         "often": np.ones(config.vocab_size, dtype=np.uint8),
         **_statistics(draw, operands, components),

@@ -8,6 +8,7 @@ unedited prompt was read before, as it was on the page. Baseline is `Transformer
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -37,16 +38,15 @@ def run() -> Iterator[Row]:
         assert isinstance(leading, Unit)
         for name, unit in (("leading", leading), ("layer-0", Unit(0, 0))):
             factors = (0.05 + 0.01 * step for step in range(1000))
-            timing = against(
-                lambda factor, unit=unit, request=request: engine.tune(request, [Edit(unit, "scale", factor)]),
-                lambda _, ids=ids: _forward(engine, ids),
-                factors,
-                COUNT,
-            )
+            timing = against(partial(_redraw, engine, request, unit), partial(_forward, engine, ids), factors, COUNT)
             what = f"a redraw of {length} tokens, scaling {unit} / one plain forward"
             yield timing.row(f"tune-{length}-{name}", what, BOUND)
 
 
-def _forward(engine: Engine, ids: tuple[int, ...]) -> torch.Tensor:
+def _redraw(engine: Engine, request: ReadingRequest, unit: Unit, factor: float) -> None:
+    engine.tune(request, [Edit(unit, "scale", factor)])
+
+
+def _forward(engine: Engine, ids: tuple[int, ...], _: float) -> torch.Tensor:
     trace = engine.model.trace(torch.tensor(ids))
     return engine.model.logits_at(trace, len(ids) - 1)
