@@ -43,7 +43,11 @@ def write_names(
     between: called now and then, so that a worker can let a reading pass or notice that the job was cancelled.
     Raises `Unavailable` when the disk does not take the files.
     """
-    meta, arrays = assemble(scan, tokenizer, between=between)
+    return store_names(folder, *assemble(scan, tokenizer, between=between))
+
+
+def store_names(folder: Path | str, meta: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> store.Names:
+    """Put the two files of a names store into the folder, whole or not at all; raises as `write_names`."""
     names = store.Names(meta, arrays)
     folder = Path(folder)
     drafts = [folder / f".{name}.{secrets.token_hex(6)}" for name in (store.ARRAYS, store.JSON)]

@@ -4,6 +4,9 @@
     table.components.ids[7]          # "L5.h0.c7"; channels of bounded heads first, then every unit
     table.operands.label[3]          # "determiner", or None where no class passed the test
 
+An ordinary model has no operands: there each unit stands among them as its own, with its detect list, the share of
+tokens on which it is above 0 for `on`, and no class.
+
 The same facts as `Names.component` and `Names.operand` give one by one, for a whole layer at once: 3,072 units take
 milliseconds, where one object for each would take the better part of a second.
 """
@@ -11,12 +14,14 @@ milliseconds, where one object for each would take the better part of a second.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from legible_core.legibility import CODES, Legibility
 from legible_core.naming.names import Names
+from legible_core.naming.plain import PlainValues
 from legible_core.units import Channel, Component, Unit
 
 Floats = NDArray[np.float64]
@@ -75,12 +80,14 @@ class Columns:
 
 def columns(names: Names, layer: int) -> Columns:
     """The columns of one layer, 0 <= layer < n_layers."""
-    operands = _operands(names, layer)
+    operands = _operands(names, layer) if names.plain is None else _units(names, names.plain, layer)
     return Columns(operands, _components(names, layer, operands))
 
 
 def operand_range(names: Names, layer: int) -> slice:
-    """Where a layer's operands stand in the arrays."""
+    """Where a layer's operands stand in the arrays; its units, of an ordinary model."""
+    if names.plain is not None:
+        return component_range(names, layer)
     return slice(*(int(x) for x in names._operand_start[layer : layer + 2]))
 
 
@@ -89,16 +96,23 @@ def component_range(names: Names, layer: int) -> slice:
     return slice(*(int(x) for x in names._component_start[layer : layer + 2]))
 
 
+def list_lengths(names: Names) -> NDArray[np.int64]:
+    """How many tokens the detect list of each operand holds, over all layers."""
+    side = "detect" if names.plain is None else "active"
+    return np.diff(names._arrays[f"{side}.offsets"].astype(np.int64))
+
+
 def lifts(names: Names, layer: int, leading: int) -> tuple[NDArray[np.int64], ...]:
     """A layer's leading detect tokens: (operand within the layer, rank from 1, token, lift, how often it was ON)."""
     of, where = names._arrays, operand_range(names, layer)
-    offsets = of["detect.offsets"][where.start : where.stop + 1].astype(np.int64)
+    side, counted = ("detect", "on") if names.plain is None else ("active", "count")
+    offsets = of[f"{side}.offsets"][where.start : where.stop + 1].astype(np.int64)
     lengths = np.minimum(np.diff(offsets), leading)
     operand = np.repeat(np.arange(len(lengths)), lengths)
     place = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     entry = offsets[:-1][operand] + place
-    token, count = of["detect.tokens"][entry].astype(np.int64), of["detect.on"][entry].astype(np.int64)
-    base = of["operand.base"][where].astype(np.float64)[operand]
+    token, count = of[f"{side}.tokens"][entry].astype(np.int64), of[f"{side}.{counted}"][entry].astype(np.int64)
+    base = (of["operand.base"][where] if names.plain is None else names.plain.base(where)).astype(np.float64)[operand]
     share = count / np.maximum(of["seen"][token].astype(np.float64), 1.0)
     lift = np.divide(share, base, out=np.full_like(share, np.inf), where=base > 0)
     return operand, place + 1, token, lift, count
@@ -148,6 +162,25 @@ def _operands(names: Names, layer: int) -> OperandColumns:
     )
 
 
+def _units(names: Names, plain: PlainValues, layer: int) -> OperandColumns:
+    """An ordinary model's units in the place of operands."""
+    of, where = names._arrays, component_range(names, layer)
+    units = tuple(Unit(layer, unit) for unit in range(names.config.feed_forward.d_ff))
+    label = tuple(names._classes[index] if index >= 0 else None for index in of["unit.label.class"][where].tolist())
+    offsets, tokens = of["active.offsets"][where.start : where.stop + 1].tolist(), of["active.tokens"]
+    leading = (tokens[start : min(start + 3, stop)].tolist() for start, stop in pairwise(offsets))
+    return OperandColumns(
+        ids=tuple(str(unit) for unit in units),
+        components=units,
+        label=label,
+        shown=tuple(said or quoted(names, found) for said, found in zip(label, leading, strict=True)),
+        cls=("",) * len(units),
+        on=plain.column(layer, "above"),
+        crisp=np.full(len(units), np.nan),
+        agreement=plain.column(layer, "agreement"),
+    )
+
+
 def _components(names: Names, layer: int, operands: OperandColumns) -> ComponentColumns:
     of, where, config = names._arrays, component_range(names, layer), names.config
     channels = [
@@ -158,6 +191,8 @@ def _components(names: Names, layer: int, operands: OperandColumns) -> Component
     components: list[Component] = [*channels, *(Unit(layer, unit) for unit in range(config.feed_forward.d_ff))]
     place = {component: index for index, component in enumerate(operands.components)}
     read = [names._reads(component) for component in components]
+    if names.plain is not None:
+        read = [(kind, (component,)) for component, (kind, _) in zip(components, read, strict=True)]
     a = np.array([place[found[0]] if found else -1 for _, found in read], dtype=np.int64)
     b = np.array([place[found[1]] if len(found) > 1 else -1 for _, found in read], dtype=np.int64)
     chosen = of["component.label.class"][where].tolist()
@@ -165,6 +200,7 @@ def _components(names: Names, layer: int, operands: OperandColumns) -> Component
     leading = of["promote.tokens"][where][:, :3].tolist()
     codes = names._component_codes[where]
     alive = (np.array(operands.cls) != str(Legibility.CONSTANT)) & _between(operands.on, ALIVE)
+    alive &= names.plain is None  # nothing ordinary is ever ON
     agreement = _least(operands.agreement, a, b)
     half_life = np.full(len(components), np.nan)
     layout = config.feed_forward

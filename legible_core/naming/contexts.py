@@ -18,7 +18,7 @@ import json
 import struct
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 
 from legible_core import folder as files
-from legible_core.config import ModelConfig
 from legible_core.errors import Corrupt, NotFound
-from legible_core.naming.places import component_within, operand_within, starts
+from legible_core.naming.places import component_within, config_of, operand_within, starts
 from legible_core.units import Channel, Component
 
 SCHEMA = 1
@@ -37,7 +36,8 @@ MAX_BYTES = 256 << 20
 # How the values of a context are stored: 8-bit steps of its scale.
 STEPS = 127
 
-Chosen = Literal["strongest", "random"]
+Chosen: TypeAlias = Literal["strongest", "lowest", "random"]
+CHOSEN: tuple[Chosen, ...] = ("strongest", "lowest", "random")
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,9 @@ class Context:
     """A stretch of text with a component's value on each token.
 
     ids, tokens, values: one entry a token: vocabulary id, its chip, the value (an operand's is between 0 and 1).
-    at: the index of the token that the context was chosen for, and `peak` its value. chosen: "strongest" or "random".
-    source: "sampled by this checkpoint", or the name of the corpus file.
+    at: the index of the token that the context was chosen for, and `peak` its value. chosen: "strongest", "lowest" (an
+    ordinary model's units may be negative) or "random". source: "sampled by this checkpoint", or the name of the corpus
+    file. before: ids that the model had read before them in the same window, where the file has them.
     """
 
     ids: tuple[int, ...]
@@ -77,6 +78,12 @@ class Context:
     peak: float
     chosen: Chosen
     source: str
+    before: tuple[int, ...] = ()
+
+    @property
+    def read(self) -> tuple[int, ...]:
+        """The ids whose last one has the value `peak` where `before` is known: a reading of them gives it again."""
+        return (*self.before, *self.ids[: self.at + 1])
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -90,7 +97,7 @@ class Contexts:
         if meta.get("schema") != SCHEMA:
             raise Corrupt(f"{FILE} has schema {str(meta.get('schema'))[:20]}; this program reads {SCHEMA}")
         self.meta = meta
-        self.config = ModelConfig.from_json(meta.get("config"))
+        self.config = config_of(meta.get("config"))
         self.source = _source(meta.get("source"))
         self._arrays = arrays
         self._check()
@@ -119,13 +126,15 @@ class Contexts:
         return cls(meta, arrays)
 
     def contexts_of(self, component: Component) -> list[Context]:
-        """The contexts of an operand, a bounded head's channel or a unit: the strongest first, then the random ones.
+        """The contexts of an operand, a bounded head's channel or a unit: strongest, then lowest, then random ones.
 
         A membership channel is its own operand. Empty where nothing was found, for instance random ones of an operand
         that is never ON. Raises `NotFound` for heads, the floor, and what the checkpoint lacks.
         """
         side, row = self._place(component)
         of = self._arrays
+        sorts = [chosen for chosen in CHOSEN for _ in range(self.meta.get(chosen, 0))]
+        before = of.get(f"{side}.before")
         found = []
         for place in range(of[f"{side}.start"].shape[1]):
             length = int(of[f"{side}.length"][row, place])
@@ -141,8 +150,11 @@ class Contexts:
                     values=tuple(float(step) * scale for step in of[f"{side}.values"][row, place, :length]),
                     at=int(of[f"{side}.at"][row, place]),
                     peak=float(of[f"{side}.peak"][row, place]),
-                    chosen="strongest" if place < self.meta["strongest"] else "random",
+                    chosen=sorts[place],
                     source=self.source.said,
+                    before=()
+                    if before is None
+                    else tuple(int(token) for token in of["pool"][start - int(before[row, place]) : start]),
                 )
             )
         return found
@@ -163,8 +175,9 @@ class Contexts:
 
     def _check(self) -> None:
         meta, arrays = self.meta, self._arrays
-        if not isinstance(meta.get("tokens"), dict) or type(meta.get("strongest")) is not int:
-            raise Corrupt(f'{FILE} lacks its "tokens" or its "strongest"')
+        counts = [meta.get(chosen, 0) for chosen in CHOSEN]
+        if not isinstance(meta.get("tokens"), dict) or not all(type(n) is int and n >= 0 for n in counts):
+            raise Corrupt(f'{FILE} lacks its "tokens", or does not say how many contexts of each sort it holds')
         pool = arrays.get("pool")
         if pool is None or pool.ndim != 1 or pool.dtype.kind not in "ui":
             raise Corrupt(f"{FILE} has no pool of tokens")
@@ -179,8 +192,14 @@ class Contexts:
                 found = arrays.get(f"{side}.{name}")
                 if found is None or found.shape != values.shape[:2]:
                     raise Corrupt(f"{FILE}: {side}.{name} does not fit the checkpoint")
+            if values.shape[1] > sum(counts):
+                raise Corrupt(f"{FILE}: there are more contexts of {side}s than its header counts")
             start, length, at = (arrays[f"{side}.{name}"].astype(np.int64) for name in ("start", "length", "at"))
-            outside = (start < 0) | (length < 0) | (length > values.shape[2]) | (start + length > pool.size)
+            before = arrays.get(f"{side}.before", np.zeros_like(start)).astype(np.int64)
+            if before.shape != start.shape:
+                raise Corrupt(f"{FILE}: {side}.before does not fit the checkpoint")
+            outside = (start < before) | (before < 0) | (length < 0) | (length > values.shape[2])
+            outside |= start + length > pool.size
             if (outside | ((at >= length) & (length > 0)) | (at < 0)).any():
                 raise Corrupt(f"{FILE}: a context of {side}s lies outside the pool")
             if not all(np.isfinite(arrays[f"{side}.{name}"]).all() for name in ("scale", "peak")):

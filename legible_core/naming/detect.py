@@ -125,7 +125,7 @@ def detect(counts: TokenCounts, *, slack: float = SLACK, max_length: int = MAX_L
     naming = np.full(len(on_total), 0.5)
     for operand, hits in enumerate(on_total):
         h = counts.on[listable, operand].astype(np.float64)
-        pieces.append(_one_list(n, h, int(hits), total, slack, max_length))
+        pieces.append(one_list(n, h, int(hits), total, slack, max_length))
         chosen, _, _, _ = pieces[-1]
         naming[operand] += 0.5 * float(_gain(n[chosen], h[chosen], int(hits), total).sum())
         pieces[-1] = (counts.columns[listable[chosen]], *pieces[-1][1:])
@@ -152,10 +152,13 @@ def _gain(n: Floats, h: Floats, hits: int, total: int) -> Floats:
     return gain
 
 
-def _one_list(
-    n: Floats, h: Floats, hits: int, total: int, slack: float, max_length: int
+def one_list(
+    n: Floats, h: Floats, hits: int, total: int, slack: float = SLACK, max_length: int = MAX_LENGTH
 ) -> tuple[Ints, Ints, Floats, Floats]:
-    """Positions among the listable tokens, with their ON counts, shares and lifts, in the order shown."""
+    """Positions among the listable tokens, with their ON counts, shares and lifts, in the order shown.
+
+    n, h: how often each was seen and ON; hits of all `total` positions are ON.
+    """
     none = _nothing()
     if not 0 < hits < total:
         return none

@@ -12,7 +12,7 @@ tokens are quoted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -116,20 +116,24 @@ Weighted = tuple[NDArray[np.int64], NDArray[Any]]
 
 
 def label_lists(
-    groups: Sequence[tuple[Sequence[Weighted], Population]], *, q: float = Q
+    groups: Sequence[tuple[Sequence[Weighted], Population]],
+    *,
+    q: float = Q,
+    between: Callable[[], None] | None = None,
 ) -> list[list[ClassLabel | None]]:
     """The label of each token list, or None where no class passes; one row per group.
 
     All lists of a checkpoint go in one call, each group with the population that its lists were drawn from: the
     correction is over every (list, class) pair, tested or not. Among the classes that pass, the one with the smallest
-    p-value is the label, then the one holding more of the list.
+    p-value is the label, then the one holding more of the list. between: called now and then.
     """
-    tested = [
-        (p, -overlap, class_index, leading, share, group, index)
-        for group, (lists, population) in enumerate(groups)
-        for index, (tokens, weights) in enumerate(lists)
-        for p, overlap, class_index, leading, share in _tests(tokens, weights, population)
-    ]
+    tested = []
+    for group, (lists, population) in enumerate(groups):
+        for index, (tokens, weights) in enumerate(lists):
+            if between is not None and index % 256 == 0:
+                between()
+            for p, overlap, class_index, leading, share in _tests(tokens, weights, population):
+                tested.append((p, -overlap, class_index, leading, share, group, index))
     found: list[list[ClassLabel | None]] = [[None] * len(lists) for lists, _ in groups]
     pairs = sum(len(lists) * population.membership.shape[1] for lists, population in groups)
     adjusted = benjamini_hochberg(np.array([test[0] for test in tested]), pairs)

@@ -29,17 +29,7 @@ def take_in(moments: Moments, values: Float[Tensor, "n w"]) -> Tensor:
     if n == 0 or width == 0:
         moments.count += n
         return on
-    shift = torch.from_numpy(moments.mean).to(values.device) if moments.count else values[0].double()
-    sums, squares = torch.zeros_like(shift), torch.zeros_like(shift)
-    for piece in values.split(CHUNK):
-        wide = piece.double().sub_(shift)
-        ones = torch.ones(1, len(piece), dtype=torch.float64, device=values.device)
-        sums += (ones @ wide)[0]
-        squares += (ones @ wide.square_())[0]
-    squares -= sums.square() / n
-    mean = shift + sums / n
-    if not bool(torch.isfinite(mean).all()):
-        raise ValueError("a membership is not a finite number")
+    mean, squares = deviations(values, moments.mean if moments.count else None)
     bins = None
     if moments.bins is not None:
         # One bin more than there are, for the value 1.0, which belongs to the last one.
@@ -51,13 +41,35 @@ def take_in(moments: Moments, values: Float[Tensor, "n w"]) -> Tensor:
         bins = table[:, :-1].T.cpu().numpy()
     moments.add(
         n,
-        mean.cpu().numpy(),
-        squares.clamp_(min=0.0).cpu().numpy(),
+        mean,
+        squares,
         count_true(on),
         count_true(values < RAIL),
         bins,
     )
     return on
+
+
+def deviations(
+    values: Float[Tensor, "n w"], around: NDArray[np.float64] | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The mean of n > 0 values of each column and the sum of squared deviations from it, float64.
+
+    around: a number near each mean, such as that of earlier batches; the first row's where it is None. Raises
+    ValueError on a NaN or an infinity.
+    """
+    shift = values[0].double() if around is None else torch.from_numpy(around).to(values.device)
+    sums, squares = torch.zeros_like(shift), torch.zeros_like(shift)
+    for piece in values.split(CHUNK):
+        wide = piece.double().sub_(shift)
+        ones = torch.ones(1, len(piece), dtype=torch.float64, device=values.device)
+        sums += (ones @ wide)[0]
+        squares += (ones @ wide.square_())[0]
+    squares -= sums.square() / len(values)
+    mean = shift + sums / len(values)
+    if not bool(torch.isfinite(mean).all()):
+        raise ValueError("a value is not a finite number")
+    return mean.cpu().numpy(), squares.clamp_(min=0.0).cpu().numpy()
 
 
 def count_true(mask: Bool[Tensor, "n w"]) -> NDArray[np.int64]:

@@ -24,11 +24,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 
 from legible_core import folder as files
-from legible_core.config import ModelConfig
 from legible_core.errors import Corrupt, NotFound
 from legible_core.legibility import CODES, HISTOGRAM_BINS, Legibility, classify
-from legible_core.naming.places import component_within, operand_within, starts
+from legible_core.naming import plain
+from legible_core.naming.places import component_within, config_of, operand_within, starts
+from legible_core.naming.plain import PlainValues
 from legible_core.naming.records import (
+    GUESS,
     ComponentName,
     Label,
     OperandName,
@@ -52,7 +54,7 @@ class Names:
         if meta.get("schema") != SCHEMA:
             raise Corrupt(f"{JSON} has schema {str(meta.get('schema'))[:20]}; this program reads {SCHEMA}")
         self.meta = meta
-        self.config = ModelConfig.from_json(meta.get("config"))
+        self.config = config_of(meta.get("config"))
         self._arrays = arrays
         self._check()
         self._display: dict[str, str] = meta["tokens"]
@@ -131,7 +133,7 @@ class Names:
         return ComponentName(
             id=str(component),
             kind=kind,
-            formula=formula_of(kind, labels, half_life, label),
+            formula=formula_of(kind, labels, half_life, label) if self.plain is None else self._guess(index, label),
             label=label,
             operands=tuple(str(operand) for operand in operands),
             operand_labels=labels,
@@ -145,6 +147,11 @@ class Names:
             decay=decay,
             half_life=half_life,
         )
+
+    @cached_property
+    def plain(self) -> PlainValues | None:
+        """What the scan measured of an ordinary model's units; None for a legible checkpoint."""
+        return PlainValues(self) if self.config.ordinary else None
 
     def units(self, layer: int) -> Iterator[ComponentName]:
         """Every unit of a layer, in order."""
@@ -244,6 +251,11 @@ class Names:
             return kind, (component,)
         return kind, (QuantifierOperand(component.layer, component.unit),) if kind in BOUNDED else ()
 
+    def _guess(self, index: int, promotes: Label | None) -> str:
+        """An ordinary unit has no operation: what it is most active on and what it promotes, marked as a guess."""
+        detects = None if self.plain is None else self.plain.label(index)
+        return f"{GUESS} {formula_of('', (detects,), None, promotes)}"
+
     # ---- labels and classes --------------------------------------------------------------------------------------
 
     @cached_property
@@ -334,6 +346,8 @@ class Names:
             if name not in arrays or arrays[name].shape != shape:
                 found = arrays[name].shape if name in arrays else "missing"
                 raise Corrupt(f"{ARRAYS}: {name} is {found}; the checkpoint needs {shape}")
+        if config.ordinary:
+            plain.check(meta, arrays, config, ARRAYS)
         for name in ("mean", "variance", "crisp", "on", "base"):
             if not np.isfinite(arrays[f"operand.{name}"]).all():
                 raise Corrupt(f"{ARRAYS}: operand.{name} holds a value that is no number")

@@ -6,11 +6,20 @@ channels, head by head, then every unit.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from legible_core.adapters.config import OrdinaryConfig
 from legible_core.config import ModelConfig
 from legible_core.units import Channel, Component, HeadOperand, Operand, QuantifierOperand, Unit
+
+
+def config_of(data: Any) -> ModelConfig:
+    """The config that a names or contexts file holds, of a legible checkpoint or an ordinary model."""
+    ordinary = isinstance(data, dict) and data.get("format") == "ordinary"
+    return OrdinaryConfig.from_json(data) if ordinary else ModelConfig.from_json(data)
 
 
 def starts(config: ModelConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

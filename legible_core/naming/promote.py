@@ -34,13 +34,15 @@ class Promoted:
     """Top tokens of n write columns, best first. tokens, rare: (n, k) vocabulary ids; weights, rare_weights: (n, k).
 
     `rare` holds the tokens seen too seldom to be ranked with the others; k may be smaller than asked for in a small
-    vocabulary.
+    vocabulary. suppressed, suppressed_weights: (n, k) the lowest of those seen often, lowest first, where asked for.
     """
 
     tokens: NDArray[np.int64]
     weights: NDArray[np.float32]
     rare: NDArray[np.int64]
     rare_weights: NDArray[np.float32]
+    suppressed: NDArray[np.int64] | None = None
+    suppressed_weights: NDArray[np.float32] | None = None
 
 
 @torch.no_grad()
@@ -56,32 +58,33 @@ def promotion(model: Readable, columns: Float[Tensor, "d n"]) -> Float[Tensor, "
 
 
 def promote(
-    model: Readable, columns: Float[Tensor, "d n"], often: NDArray[np.bool_], *, chunk: int | None = None
+    model: Readable,
+    columns: Float[Tensor, "d n"],
+    often: NDArray[np.bool_],
+    *,
+    chunk: int | None = None,
+    suppressed: bool = False,
 ) -> Promoted:
     """The top tokens of each column among those seen often, and among the others.
 
     often: (v,) whether a token was seen enough to be ranked. chunk: columns at a time, by default as many as keep the
-    working memory under 512 MiB whatever the vocabulary.
+    working memory under 512 MiB whatever the vocabulary. suppressed: the lowest ones too.
     """
     vocab_size = len(often)
     chunk = chunk or max(1, CHUNK_NUMBERS // vocab_size)
     ids = torch.arange(vocab_size, device=columns.device)
-    groups = [ids[torch.from_numpy(mask).to(ids.device)] for mask in (often, ~often)]
-    parts: list[list[NDArray[np.generic]]] = [[], [], [], []]
+    ranked, others = (ids[torch.from_numpy(mask).to(ids.device)] for mask in (often, ~often))
+    sides = [(ranked, TOP, True), (others, TOP_RARE, True), *([(ranked, TOP, False)] if suppressed else [])]
+    parts: list[list[NDArray[np.generic]]] = [[] for _ in range(2 * len(sides))]
     for start in range(0, columns.shape[1], chunk):
         weights = promotion(model, columns[:, start : start + chunk])
-        for side, (group, k) in enumerate(zip(groups, (TOP, TOP_RARE), strict=True)):
-            top = torch.topk(weights[:, group], min(k, len(group)), dim=1)
+        for side, (group, k, largest) in enumerate(sides):
+            top = torch.topk(weights[:, group], min(k, len(group)), dim=1, largest=largest)
             parts[2 * side].append(group[top.indices].cpu().numpy())
             parts[2 * side + 1].append(top.values.cpu().numpy())
         del weights
     joined = [np.concatenate(part) if part else np.zeros((0, 0)) for part in parts]
-    return Promoted(
-        joined[0].astype(np.int64),
-        joined[1].astype(np.float32),
-        joined[2].astype(np.int64),
-        joined[3].astype(np.float32),
-    )
+    return Promoted(*(part.astype(np.float32 if index % 2 else np.int64) for index, part in enumerate(joined)))
 
 
 def write_columns(model: Transformer) -> Iterator[tuple[Float[Tensor, "d c"], Float[Tensor, "d f"]]]:

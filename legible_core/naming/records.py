@@ -10,6 +10,8 @@ from legible_core.legibility import Legibility
 from legible_core.units import GLYPHS
 
 UNNAMED = "?"
+# What stands before the name of a part of an ordinary model.
+GUESS = "≈"
 
 
 @dataclass(frozen=True)
