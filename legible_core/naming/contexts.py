@@ -143,13 +143,17 @@ class Contexts:
             start = int(of[f"{side}.start"][row, place])
             ids = tuple(int(token) for token in of["pool"][start : start + length])
             scale = float(of[f"{side}.scale"][row, place]) / STEPS
+            at, peak = int(of[f"{side}.at"][row, place]), float(of[f"{side}.peak"][row, place])
+            values = [float(step) * scale for step in of[f"{side}.values"][row, place, :length]]
+            if self.config.ordinary:  # a step of a large value may be as large as this one
+                values[at] = peak
             found.append(
                 Context(
                     ids=ids,
                     tokens=tuple(self.display(token) for token in ids),
-                    values=tuple(float(step) * scale for step in of[f"{side}.values"][row, place, :length]),
-                    at=int(of[f"{side}.at"][row, place]),
-                    peak=float(of[f"{side}.peak"][row, place]),
+                    values=tuple(values),
+                    at=at,
+                    peak=peak,
                     chosen=sorts[place],
                     source=self.source.said,
                     before=()

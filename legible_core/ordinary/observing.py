@@ -1,7 +1,7 @@
 """Running an ordinary model over windows of a text, and looking at its units layer by layer as it runs.
 
-    residual = observe_units(model, ids, take)          # take(layer, values (b, t, f)) is called once a layer
-    for windows in sample(model, 131_072, begin=None):  # text that the model writes itself
+    residual = observe_units(model, ids, take)                   # take(layer, values (b, t, f)) is called once a layer
+    for windows in sample(plain, config, 131_072, begin=None):   # text that the model writes itself
 
 What is looked at is the input of the map that writes into the residual stream, as in a reading: the activation, and of
 a gated unit act(gate)·up. Each layer's values are let go before the next one's are made.
@@ -20,17 +20,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from legible_core.adapters.model import OrdinaryModel
+from legible_core.config import ModelConfig
 from legible_core.naming.observe import Ints
 from legible_core.naming.sample import ROWS, check_tokens, drawn, first_tokens
-from legible_core.ordinary.loading import quiet
 
 # Tokens of the text in one window; the context of most ordinary models is many times what one batch can hold.
 WINDOW = 256
 
 
-def window_of(model: OrdinaryModel, begin: int | None) -> int:
-    """Tokens of the text in one window: the context, but at most WINDOW, less the token that begins it."""
-    return max(1, min(model.config.context - (begin is not None), WINDOW))
+def window_of(config: ModelConfig, begin: int | None) -> int:
+    """Tokens of the text in one window: the context less the token that begins it, but at most WINDOW."""
+    return max(1, min(config.context - (begin is not None), WINDOW))
 
 
 @torch.no_grad()
@@ -64,35 +64,52 @@ def losses(model: OrdinaryModel, residual: Float[Tensor, "b t d"], targets: Ints
 
 @torch.no_grad()
 def sample(
-    model: OrdinaryModel, tokens: int, *, begin: int | None, seed: int = 0, end: int | None = None, rows: int = ROWS
+    plain: Any,
+    config: ModelConfig,
+    tokens: int,
+    *,
+    begin: int | None,
+    seed: int = 0,
+    end: int | None = None,
+    rows: int = ROWS,
 ) -> Iterator[Ints]:
     """Windows of text that the model draws from its own distribution, (at most `rows`, window), as `naming.sample`.
 
-    begin: the token that its tokenizer puts before every text, which then stands before each window too and is no part
-    of it. Without one a window begins with the end-of-text token `end`, or with a token drawn evenly.
+    plain: Hugging Face's own model, before the bridge is put over it, which does not keep its cache. begin: the token
+    that the tokenizer puts before every text, which then stands before each window too and is no part of it. Without
+    one a window begins with the end-of-text token `end`, or with a token drawn evenly.
     """
     check_tokens(tokens)
-    length = window_of(model, begin)
+    length = window_of(config, begin)
     left = 2 * -(-tokens // (2 * length))
     generator = np.random.default_rng(seed)
     while left:
         count = min(rows, left)
-        yield _windows(model, generator, count, length, begin, end)
+        yield _windows(plain, config.vocab_size, generator, count, length, begin, end)
         left -= count
 
 
 def _windows(
-    model: OrdinaryModel, generator: np.random.Generator, count: int, length: int, begin: int | None, end: int | None
+    plain: Any,
+    vocabulary: int,
+    generator: np.random.Generator,
+    count: int,
+    length: int,
+    begin: int | None,
+    end: int | None,
 ) -> Ints:
+    # Releases of the library differ in what they call a cache.
+    known = inspect.signature(plain.forward).parameters
+    called = "cache" if "cache" in known else "past_key_values"
     ids: Ints = np.empty((count, length), np.int64)
-    given = np.full(count, begin) if begin is not None else first_tokens(generator, count, end, model.config.vocab_size)
+    given = np.full(count, begin) if begin is not None else first_tokens(generator, count, end, vocabulary)
     ids[:, 0] = given
     cache = None
-    with quiet():  # the libraries are not at one about what a cache is called
-        for position in range(int(begin is None), length):
-            one = torch.from_numpy(given[:, None]).to(model.token_embedding.device)
-            logits, cache = model.bridge(one, return_type="logits_and_cache", past_key_values=cache, use_cache=True)
-            given = ids[:, position] = drawn(logits[:, -1].float(), generator)
+    for position in range(int(begin is None), length):
+        one = torch.from_numpy(given[:, None]).to(plain.device)
+        out = plain(input_ids=one, use_cache=True, **({} if cache is None else {called: cache}))
+        cache = out[called]
+        given = ids[:, position] = drawn(out.logits[:, -1].float(), generator)
     return ids
 
 

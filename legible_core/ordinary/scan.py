@@ -101,7 +101,7 @@ class OrdinaryScan(Resumable):
 
     @property
     def window(self) -> int:
-        return window_of(self.model, self.begin)
+        return window_of(self.model.config, self.begin)
 
     @property
     def identity(self) -> dict[str, Any]:
