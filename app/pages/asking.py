@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
-from urllib.parse import parse_qsl
+from typing import Any
 
 from fastapi import Request
-from starlette.exceptions import HTTPException
 
 from app.jobs import Job
-from app.security import MAX_BODY
+from app.pages.forms import form_of, one_of
 from app.services import Services
 from app.store import StoredPrompt
 from app.urls import Urls
@@ -25,9 +21,7 @@ from legible_core.reading import Dtype, ReadingRequest
 from legible_core.registry import Checkpoint
 
 PROMPT_FIELDS = ("prompt", "model", "example", "edits", "bos", "chat")
-_CHARSET = re.compile(r";\s*charset\s*=\s*\"?([^\s;\"]*)", re.IGNORECASE)
-FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
-Value = TypeVar("Value")
+_prompt_fields = form_of("A prompt", PROMPT_FIELDS, "the field prompt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +51,7 @@ class PromptForm:
 
 async def prompt_form(request: Request) -> PromptForm:
     """The form's fields. A text over the tokenizer's limit must reach its error, which says the limit and the size."""
-    fields = await form_fields(request, "A prompt", "the field prompt")
-    known_fields("A prompt", fields, PROMPT_FIELDS)
+    fields = await _prompt_fields(request)
     edits = edits_of_field(fields.get("edits", ""))
     bos = one_of("bos", fields.get("bos", ""), {"": None, "yes": True, "no": False})
     chat = one_of("chat", fields.get("chat", ""), {"": False, "1": True})
@@ -94,99 +87,6 @@ def only_of(checkpoint: Checkpoint, form: PromptForm, services: Services) -> Pro
             code="bad_field", status=422,
         )  # fmt: skip
     return form
-
-
-def known_fields(what: str, fields: Iterable[str], allowed: Iterable[str]) -> None:
-    """Refuse a field that the form does not have (422): one that is dropped changes what is asked."""
-    allowed = tuple(allowed)
-    for name in fields:
-        if name not in allowed:
-            raise LegibleError(
-                f"{what} has no field {name[:40]!r}; its fields are {', '.join(allowed)}.",
-                code="unknown_field", status=422,
-            )  # fmt: skip
-
-
-def one_of(name: str, value: str, allowed: Mapping[str, Value]) -> Value:
-    """What a field's value stands for; any other value is an error that lists those allowed (422)."""
-    if value not in allowed:
-        words = " or ".join(word for word in allowed if word)
-        left_out = ", or leave it out" if "" in allowed else ""
-        raise LegibleError(f"The field {name} is {value[:40]!r}; send {words}{left_out}.", code="bad_field", status=422)
-    return allowed[value]
-
-
-async def form_fields(request: Request, what: str, asked: str | None = None, *, limit: int = 20) -> dict[str, str]:
-    """The text fields of a posted form, each once; at most `limit`, together up to the limit on a body.
-
-    what, asked: what is sent, and which fields the hint asks for, as the error says them. Raises `LegibleError`: 415
-    for another content type or charset, 400 for what is no form of UTF-8 text, a file, too many fields, a field twice.
-    """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind not in FORM_TYPES:
-        raise LegibleError(
-            f"{what} is sent as a form, not as {kind[:60] or 'a body without a type'}.",
-            code="bad_content_type",
-            hint=None if asked is None else f"Send {asked} with the content type {FORM_TYPES[0]}.",
-            status=415,
-        )
-    charset = _CHARSET.search(request.headers["content-type"])
-    if charset is not None and charset[1].lower() not in ("utf-8", "utf8"):
-        raise LegibleError(
-            f"{what} is sent in the charset {charset[1][:40]}; send UTF-8.", code="bad_content_type", status=415
-        )
-    body = await request.body()  # past the limit on a body it raises its own error
-    items = await _parts(request, what, limit) if kind == FORM_TYPES[1] else _pairs(body, what, limit)
-    try:
-        # Where a part is no UTF-8, the parser of multipart reads it as Latin-1; parts and their frames are all text.
-        body.decode("utf-8")
-    except UnicodeDecodeError:
-        raise _not_utf8(what) from None
-    fields: dict[str, str] = {}
-    for name, value in items:
-        if name in fields:
-            raise _bad_form(f"{what} holds the field {name[:40]!r} more than once; send each field once")
-        fields[name] = value
-    return fields
-
-
-def _pairs(body: bytes, what: str, limit: int) -> list[tuple[str, str]]:
-    """The fields of an urlencoded body."""
-    try:
-        return parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=limit)
-    except UnicodeDecodeError:
-        raise _not_utf8(what) from None
-    except ValueError:
-        raise _bad_form(f"{what} has more than {limit} fields; send at most {limit}") from None
-
-
-async def _parts(request: Request, what: str, limit: int) -> list[tuple[str, str]]:
-    """The fields of a multipart body, which must hold no file."""
-    if "boundary=" not in request.headers["content-type"].lower():
-        raise _bad_form(
-            f"{what} is sent as {FORM_TYPES[1]} without a boundary; name the boundary in the content type, or send the "
-            f"fields as {FORM_TYPES[0]}"
-        )
-    try:
-        async with request.form(max_files=limit, max_fields=limit, max_part_size=MAX_BODY) as form:
-            items = form.multi_items()
-    except HTTPException:
-        raise _bad_form(
-            f"{what} cannot be read as {FORM_TYPES[1]}; send at most {limit} parts, each with a name and between the "
-            "boundaries that the content type names"
-        ) from None
-    fields = [(name, value) for name, value in items if isinstance(value, str)]
-    if len(fields) < len(items):
-        raise _bad_form(f"{what} holds a file; send fields of text only")
-    return fields
-
-
-def _not_utf8(what: str) -> LegibleError:
-    return _bad_form(f"{what} holds bytes that are not UTF-8 text; convert the text to UTF-8 first")
-
-
-def _bad_form(sentence: str) -> LegibleError:
-    return LegibleError(f"{sentence}.", code="bad_form", status=400)
 
 
 def start_reading(

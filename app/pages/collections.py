@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Form, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from markupsafe import Markup
 
@@ -23,6 +23,7 @@ from app.collections import MAX_ITEMS, MAX_TEXT, MAX_TITLE, Collection, Collecti
 from app.errors import wants_json
 from app.markdown import rendered
 from app.pages.compare_sides import permalink
+from app.pages.forms import form_of, revision_of
 from app.pages.formula import Piece
 from app.pages.named import component_of, names_of, pieces_of
 from app.pages.people import author_of, remember
@@ -40,6 +41,11 @@ router = APIRouter(default_response_class=HTMLResponse)
 
 LISTED = 200
 MAX_ADDRESS = 700
+CollectionForm = Annotated[
+    dict[str, str],
+    Depends(form_of("A collection", ("revision", "title", "text", "items", "author"), "the fields title and author")),
+]
+ItemForm = Annotated[dict[str, str], Depends(form_of("An item", ("item", "author"), "the field item"))]
 _COMPONENT = re.compile(r"/models/(?P<slug>[A-Za-z0-9_.-]{1,100})/(?:units|heads)/(?P<id>L[0-9]+\.[uh][0-9]+)")
 
 
@@ -116,12 +122,9 @@ def add_form(
 
 
 @router.post("/findings")
-def begin(
-    request: Request, services: Annotated[Services, Depends(services)], title: Annotated[str, Form()] = "",
-    text: Annotated[str, Form()] = "", items: Annotated[str, Form()] = "", author: Annotated[str, Form()] = "",
-) -> Response:  # fmt: skip
+def begin(request: Request, services: Annotated[Services, Depends(services)], form: CollectionForm) -> Response:
     """Store a new collection."""
-    return _save(request, services, None, 0, title, text, items, author)
+    return _save(request, services, None, form)
 
 
 @router.get("/findings/{id}.json")
@@ -143,23 +146,16 @@ def edit(id: int, request: Request, services: Annotated[Services, Depends(servic
 
 
 @router.post("/findings/{id}")
-def save(
-    id: int, request: Request, services: Annotated[Services, Depends(services)],
-    revision: Annotated[int, Form(ge=0, le=MAX_INTEGER)] = 0, title: Annotated[str, Form()] = "",
-    text: Annotated[str, Form()] = "", items: Annotated[str, Form()] = "", author: Annotated[str, Form()] = "",
-) -> Response:  # fmt: skip
+def save(id: int, request: Request, services: Annotated[Services, Depends(services)], form: CollectionForm) -> Response:
     """Store an edit made from `revision`."""
-    services.collections.get(id)
-    return _save(request, services, id, revision, title, text, items, author)
+    return _save(request, services, services.collections.get(id), form)
 
 
 @router.post("/findings/{id}/add")
-def add(
-    id: int, request: Request, services: Annotated[Services, Depends(services)],
-    item: Annotated[str, Form(max_length=MAX_ADDRESS)] = "", author: Annotated[str, Form()] = "",
-) -> Response:  # fmt: skip
+def add(id: int, request: Request, services: Annotated[Services, Depends(services)], form: ItemForm) -> Response:
     """Put an item at the end; one that is in it already stays where it is."""
-    there, new = services.collections.get(id), item_of(services, request, item)
+    there, new = services.collections.get(id), item_of(services, request, form.get("item", ""))
+    author = form.get("author", "")
     items = there.items if new in there.items else (*there.items, new)
     services.collections.save(
         id, base=there.revision, title=there.title, text=there.text, author=author or there.author, items=items
@@ -222,9 +218,10 @@ def address_of(urls: Urls, item: Item) -> str:
     return urls.reading(item.slug, item.digest, **chosen.query())
 
 
-def _save(
-    request: Request, services: Services, id: int | None, revision: int, title: str, text: str, items: str, author: str
-) -> Response:
+def _save(request: Request, services: Services, found: Collection | None, sent: dict[str, str]) -> Response:
+    id = None if found is None else found.id
+    title, text, items, author = (sent.get(field, "") for field in ("title", "text", "items", "author"))
+    revision = revision_of(sent, "The collection", None if found is None else found.revision)
     try:
         lines = [line for line in items.splitlines() if line.strip()]
         if len(lines) > MAX_ITEMS:

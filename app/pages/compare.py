@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from app.pages.asking import dtype_of, encode, form_fields, one_token, read_key, submit_reading
+from app.pages.asking import dtype_of, encode, one_token, read_key, submit_reading
 from app.pages.children import related
 from app.pages.compare_form import compare_form, recent, slugs
 from app.pages.compare_sides import MAX_ADDRESS, Side, look, permalink
 from app.pages.compare_view import ChoosePage, WaitingSide, WaitPage, comparison_page, csv_text, json_document
+from app.pages.forms import form_of
 from app.pages.view import page, twin
 from app.pages.waiting import ENDED, job_facts, said, steps, unfinished
 from app.services import Services, services
@@ -34,9 +35,8 @@ router = APIRouter(prefix="/compare", default_response_class=HTMLResponse)
 Address = Annotated[str, Query(max_length=MAX_ADDRESS)]
 
 
-async def compare_fields(request: Request) -> dict[str, str]:
-    """The form's fields. A prompt over the limit must reach its error, which says the limit and the size."""
-    return await form_fields(request, "What to compare with")
+# A prompt over the limit must reach its error, which says the limit and the size.
+compare_fields = form_of("A comparison", ("left", "right", "prompt", "model", "target", "contrast", "position"))
 
 
 @router.get("")

@@ -19,7 +19,8 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.jobs import Job
-from app.pages.asking import Prompt, dtype_of, encode, find_prompt, form_fields
+from app.pages.asking import Prompt, dtype_of, encode, find_prompt
+from app.pages.forms import form_of
 from app.pages.formula import Piece
 from app.pages.named import component_of, names_of, pieces_of
 from app.pages.view import chance, clipped, page, twin
@@ -96,9 +97,8 @@ class _Asked:
         self.sampling = Sampling(tokens, temperature, seed)
 
 
-async def generate_form(request: Request) -> dict[str, str]:
-    """The form's fields. A text over the limit must reach its error, which says the limit and the size."""
-    return await form_fields(request, "A text")
+# A text over the limit must reach its error, which says the limit and the size.
+generate_form = form_of("A text to go on with", ("prompt", "tokens", "temperature", "seed"))
 
 
 @router.get("")

@@ -6,10 +6,11 @@ import time
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Form, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.jobs import Job, WorkerInfo
+from app.pages.forms import form_of
 from app.pages.kept import EVERYWHERE
 from app.pages.view import clipped, page, twin
 from app.services import Services, services
@@ -19,6 +20,7 @@ from legible_core.errors import LegibleError
 router = APIRouter(prefix="/jobs", default_response_class=HTMLResponse)
 
 LISTED = 100
+Back = Annotated[dict[str, str], Depends(form_of("What is done to a job", ("back",), optional=True))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +95,17 @@ def job(job_id: int, request: Request, services: Annotated[Services, Depends(ser
 
 
 @router.post("/{job_id}/cancel")
-def cancel(
-    job_id: int, request: Request, services: Annotated[Services, Depends(services)], back: Annotated[str, Form()] = ""
-) -> Response:
+def cancel(job_id: int, request: Request, services: Annotated[Services, Depends(services)], form: Back) -> Response:
     """Cancel now, or at the next batch when it runs already."""
     services.queue.cancel(job_id)
-    return _back(request, back)
+    return _back(request, form.get("back", ""))
 
 
 @router.post("/{job_id}/retry")
-def retry(
-    job_id: int, request: Request, services: Annotated[Services, Depends(services)], back: Annotated[str, Form()] = ""
-) -> Response:
+def retry(job_id: int, request: Request, services: Annotated[Services, Depends(services)], form: Back) -> Response:
     """Submit a failed or cancelled job again."""
     services.queue.retry(job_id)
-    return _back(request, back)
+    return _back(request, form.get("back", ""))
 
 
 def _no_filter(request: Request) -> None:

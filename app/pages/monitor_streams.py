@@ -28,7 +28,7 @@ from app import watching
 from app.jobs import Job
 from app.monitor_figures import Bucket
 from app.monitors import StoredHit, StoredMonitor, Stream
-from app.pages.asking import form_fields
+from app.pages.forms import content_type, form_of, one_of
 from app.pages.monitor_view import RULE, Span, checkpoint_of, date, job_of, rates_of, spans_of, state_of
 from app.pages.view import page, plain, twin
 from app.services import Services, services
@@ -86,14 +86,12 @@ class StreamPage:
     poll: str
 
 
-async def stream_form(request: Request) -> dict[str, str]:
-    """The form's fields."""
-    return await form_fields(request, "A text to watch", "the field text")
+stream_form = form_of("A text to watch", ("text", "generate", "temperature", "seed", "open"), "the field text")
 
 
 async def raw_body(request: Request) -> bytes:
     """The bytes of a piece, as they are."""
-    kind = request.headers.get("content-type", RAW[0]).partition(";")[0].strip().lower()
+    kind = content_type(request) or RAW[0]
     if kind not in RAW:
         raise LegibleError(
             f"A piece is sent as its bytes, not as {kind[:60]}.", code="bad_content_type",
@@ -113,6 +111,12 @@ def begin(
     dtype = services.settings.dtype
     sent = form.get("text", "")
     text = check_text(sent, "The text")
+    whole = one_of("open", form.get("open", ""), {"": True, "1": False})
+    if form.get("generate") and not whole:
+        raise LegibleError(
+            "A stream is open for more text or the checkpoint goes on with it, not both; leave out open or generate.",
+            code="bad_field", status=422,
+        )  # fmt: skip
     if form.get("generate"):
         sampling = Sampling(int(_number(form, "generate")), _number(form, "temperature"), int(_number(form, "seed")))
         ids = [int(i) for i in services.tokenizers.call("encode", checkpoint.tokenizer_path, text)]
@@ -121,7 +125,6 @@ def begin(
         settings |= {"left": left_out(sent)}  # so that offsets are those of the text as it was sent
         stream = services.monitors.open_stream(stored, dtype=dtype, kind="generate", settings=settings, closed=True)
     else:
-        whole = not form.get("open")
         if whole and not text:
             raise LegibleError("The text is empty; type at least one character.", code="empty_prompt")
         stream = services.monitors.open_stream(stored, dtype=dtype, text=sent.encode(), closed=whole)

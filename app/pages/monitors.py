@@ -10,7 +10,6 @@ The streams below a monitor are in `monitor_streams`.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -21,7 +20,7 @@ from markupsafe import Markup
 from app.errors import wants_json
 from app.monitor_figures import Bucket
 from app.monitors import StoredMonitor
-from app.pages.asking import form_fields
+from app.pages.forms import form_of, revision_of
 from app.pages.monitor_view import (
     RULE,
     ConditionView,
@@ -40,7 +39,6 @@ from app.pages.monitor_view import (
 )
 from app.pages.view import page, twin
 from app.services import Services, services
-from app.tables import MAX_INTEGER
 from app.texts import newest_jobs
 from app.urls import urls_for
 from app.watching import key
@@ -123,11 +121,10 @@ class MonitorPage:
     poll: str
 
 
-async def monitor_form(request: Request) -> dict[str, str]:
-    """The form's fields."""
-    return await form_fields(request, "A monitor", "the fields name, model and conditions")
-
-
+_PARTS = ("name", "conditions", "gate", "edits")
+monitor_form = form_of(
+    "A monitor", ("revision", "model", *_PARTS, "definition"), "the fields name, model and conditions"
+)
 Form = Annotated[dict[str, str], Depends(monitor_form)]
 Given = Annotated[Services, Depends(services)]
 
@@ -186,7 +183,7 @@ def forget(id: int, request: Request, services: Given) -> Response:
 
 def _save(services: Services, request: Request, found: StoredMonitor | None, form: dict[str, str]) -> Response:
     try:
-        base = _revision(form, found)
+        base = revision_of(form, "The monitor", None if found is None else found.revision)
         checkpoint = _checkpoint(services, found, form)
         monitor = _monitor(form)
         _fits(monitor, checkpoint)
@@ -205,26 +202,17 @@ def _save(services: Services, request: Request, found: StoredMonitor | None, for
 
 def _checkpoint(services: Services, found: StoredMonitor | None, form: dict[str, str]) -> Checkpoint:
     if found is not None:
-        return checkpoint_of(services, found)
+        checkpoint, model = checkpoint_of(services, found), form.get("model")
+        if model and services.catalogue.get(model).hash != checkpoint.hash:
+            raise LegibleError(
+                f"The field model names {model[:40]!r}, but this monitor is of {checkpoint.slug}; leave the field out, "
+                "or make another monitor.",
+                code="bad_field", status=422,
+            )  # fmt: skip
+        return checkpoint
     if not form.get("model"):
         raise LegibleError("Say which checkpoint the monitor is for, in the field model.", code="no_model", status=422)
     return services.catalogue.get(form["model"])
-
-
-def _revision(form: dict[str, str], found: StoredMonitor | None) -> int:
-    """The revision that an edit was made from; a new monitor's is 0, and its form need not say so."""
-    typed = form.get("revision", "0" if found is None else "").strip()
-    if found is not None and not typed:
-        raise LegibleError(
-            "The field revision is missing; send the number of the revision that the edit was made from.",
-            code="no_revision", hint=f"The monitor's JSON has it; at present it is {found.revision}.", status=422,
-        )  # fmt: skip
-    if not re.fullmatch("[0-9]{1,10}", typed) or int(typed) > MAX_INTEGER:
-        raise LegibleError(
-            f"The field revision is {typed[:20]!r}, which is no number of a revision.", code="bad_revision",
-            hint="Send the number that stands in the monitor's JSON.", status=422,
-        )  # fmt: skip
-    return int(typed)
 
 
 def _fits(monitor: Monitor, checkpoint: Checkpoint) -> None:
@@ -239,6 +227,12 @@ def _fits(monitor: Monitor, checkpoint: Checkpoint) -> None:
 def _monitor(form: dict[str, str]) -> Monitor:
     """The monitor of a form: its fields, or one whole definition as JSON."""
     if "definition" in form:
+        if doubled := [name for name in _PARTS if name in form]:
+            raise LegibleError(
+                f"A monitor is one whole definition or its parts, not both; leave out definition or "
+                f"{' and '.join(doubled)}.",
+                code="bad_field", status=422,
+            )  # fmt: skip
         found = parse_monitors(form["definition"])
         if len(found) != 1:
             raise LegibleError("Send one monitor at a time.", code="bad_monitor", status=422)

@@ -12,20 +12,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Form, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
-from starlette.datastructures import UploadFile
+from starlette.concurrency import run_in_threadpool
 
 from app.errors import wants_json
 from app.notes import Collision, Note
 from app.notes_file import export_notes, import_notes
+from app.pages.forms import FORM_TYPES, content_type, form_file, form_of, revision_of
 from app.pages.named import names_of
 from app.pages.people import People, Said, author_of, labels_of, people_of, remember, said
 from app.pages.view import page, twin
 from app.people import MAX_AUTHOR, MAX_NAME, MAX_NOTE
-from app.security import MAX_BODY
 from app.services import Services, services
-from app.tables import MAX_INTEGER
 from app.urls import Urls, urls_for
 from legible_core.errors import Conflict, LegibleError
 from legible_core.reads import check_component
@@ -35,6 +34,10 @@ from legible_core.units import Component, Head, Unit, parse
 router = APIRouter(prefix="/models/{slug}", default_response_class=HTMLResponse)
 
 LISTED = 500
+NoteForm = Annotated[
+    dict[str, str], Depends(form_of("A note", ("revision", "name", "text", "author"), "the fields name and author"))
+]
+VoteForm = Annotated[dict[str, str], Depends(form_of("A vote", ("cast", "author"), "the fields cast and author"))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,22 +91,13 @@ def notes(slug: str, request: Request, services: Annotated[Services, Depends(ser
 @router.post("/notes/import")
 async def take_in(slug: str, request: Request) -> Response:
     """Import a file of notes (a form with `file`, or the JSON as the body); all of it or nothing."""
-    from starlette.concurrency import run_in_threadpool
-
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "multipart/form-data":
-        async with request.form(max_files=1, max_fields=4, max_part_size=MAX_BODY) as form:
-            given = form.get("file")
-            data = await given.read() if isinstance(given, UploadFile) else str(given or "").encode()
-    else:
-        data = await request.body()
     services: Services = request.app.state.services
-    text = data.decode("utf-8", "replace")
+    text = await form_file(request, "A file of notes", "file")
 
     def work() -> Response:
         checkpoint = services.catalogue.get(slug)
         done = import_notes(services.notes, checkpoint.config, checkpoint.hash, text)
-        if kind != "multipart/form-data":
+        if content_type(request) != FORM_TYPES[1]:
             return twin(done)
         return page(request, "notes.html", _list(services, urls_for(request), checkpoint, done.said()))
 
@@ -130,12 +124,12 @@ def note(
 
 @router.post("/notes/{component}")
 def save(
-    slug: str, component: str, request: Request, services: Annotated[Services, Depends(services)],
-    revision: Annotated[int, Form(ge=0, le=MAX_INTEGER)] = 0, name: Annotated[str, Form()] = "",
-    text: Annotated[str, Form()] = "", author: Annotated[str, Form()] = "",
-) -> Response:  # fmt: skip
+    slug: str, component: str, request: Request, services: Annotated[Services, Depends(services)], form: NoteForm
+) -> Response:
     """Store an edit made from `revision`; what cannot be stored stays in the form, with the reason."""
     checkpoint, found = _find(services, slug, component)
+    name, text, author = (form.get(field, "") for field in ("name", "text", "author"))
+    revision = revision_of(form, "The note")
     typed = Note(str(found), revision, name, text, author, 0.0)
     try:
         services.notes.save(checkpoint.hash, str(found), base=revision, name=name, text=text, author=author)
@@ -152,12 +146,12 @@ def save(
 
 @router.post("/notes/{component}/votes")
 def vote(
-    slug: str, component: str, request: Request, services: Annotated[Services, Depends(services)],
-    cast: Annotated[str, Form(max_length=400)] = "", author: Annotated[str, Form()] = "",
-) -> Response:  # fmt: skip
+    slug: str, component: str, request: Request, services: Annotated[Services, Depends(services)], form: VoteForm
+) -> Response:
     """Vote on a label of the machine's: `cast` is the vote, the component and the label as it is shown."""
     checkpoint, found = _find(services, slug, component)
-    chosen, _, rest = cast.partition(" ")
+    author = form.get("author", "")
+    chosen, _, rest = form.get("cast", "").partition(" ")
     part, _, label = rest.partition(" ")
     if (part, label) not in labels_of(names_of(checkpoint)[0], found):
         raise Conflict(

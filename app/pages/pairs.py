@@ -17,11 +17,12 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Form, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.jobs import Job
 from app.pages.asking import dtype_of
+from app.pages.forms import form_of
 from app.pages.formula import Piece
 from app.pages.named import names_of
 from app.pages.pairs_examples import EXAMPLES, Pair
@@ -43,6 +44,7 @@ router = APIRouter(prefix="/models/{slug}/pairs", default_response_class=HTMLRes
 MAX_SENTENCE = 400
 SHOWN = 20
 Sentence = Annotated[str, Query(max_length=MAX_SENTENCE)]
+PairForm = Annotated[dict[str, str], Depends(form_of("A pair", ("good", "bad"), "the fields good and bad"))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +158,10 @@ def pairs_json(
 
 
 @router.post("/delete")
-def delete(
-    slug: str, request: Request, services: Annotated[Services, Depends(services)],
-    good: Annotated[str, Form(max_length=MAX_SENTENCE)] = "", bad: Annotated[str, Form(max_length=MAX_SENTENCE)] = "",
-) -> Response:  # fmt: skip
+def delete(slug: str, request: Request, services: Annotated[Services, Depends(services)], form: PairForm) -> Response:
     """Forget the sentences, and the reading of what they share with everything that hangs on it."""
     checkpoint = services.catalogue.get(slug)
-    subject = _subject(services, checkpoint, good, bad)
+    subject = _subject(services, checkpoint, form.get("good", ""), form.get("bad", ""))
     forks = {str(((job.result or {}).get("fork") or {}).get("digest", "")) for job in services.queue.about(subject)}
     services.store.delete(subject)
     for digest in forks - {""}:

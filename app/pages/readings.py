@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, FastAPI, Form, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -39,6 +39,7 @@ from app.pages.causal import checks_mark, checks_of
 from app.pages.compare_form import compare_form, slugs
 from app.pages.detail import panel_for
 from app.pages.embed import embedded, parts_of
+from app.pages.forms import form_of, one_of
 from app.pages.mistyped import Mistyped, mistyped, spelled
 from app.pages.named import names_of
 from app.pages.panel import Panel
@@ -60,6 +61,7 @@ router = APIRouter(prefix="/models/{slug}/readings", default_response_class=HTML
 
 PAGES_BYTES = 32 << 20
 TRUST_SECONDS = 1.0
+collect_form = form_of("What is collected", ("on",), optional=True)
 
 
 class Asked(BaseModel):
@@ -174,9 +176,10 @@ def delete(slug: str, digest: str, request: Request, services: Annotated[Service
 @router.post("/{digest}/collect")
 def collect(
     slug: str, digest: str, request: Request, asked: Annotated[Asked, Query()],
-    services: Annotated[Services, Depends(services)], on: Annotated[bool, Form()] = True,
+    services: Annotated[Services, Depends(services)], form: Annotated[dict[str, str], Depends(collect_form)],
 ) -> Response:  # fmt: skip
     """Put this reading into the collection on the home page, or take it out."""
+    on = one_of("on", form.get("on", ""), {"": True, "1": True, "0": False})
     stored = find_stored(services, digest, asked)
     if stored is None:
         raise NotFound(f"The reading {digest[:12]} is not stored, so it cannot be collected.")

@@ -12,16 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Form, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse
 
 from app.jobs import BACKGROUND
+from app.pages.forms import form_of
 from app.services import Services, services
 from app.settings import Settings
 from app.urls import urls_for
 from legible_core.errors import LegibleError, NotFound
 
 router = APIRouter(prefix="/models/{slug}/scans")
+queue_form = form_of("A scan", ("corpus", "sample"), "the field corpus or sample", optional=True)
 
 CORPORA = "corpora"
 KINDS = (".txt", ".xz")
@@ -68,10 +70,12 @@ def queue_scan(
     slug: str,
     request: Request,
     services: Annotated[Services, Depends(services)],
-    corpus: Annotated[str, Form()] = "",
-    sample: Annotated[str, Form()] = "",
+    form: Annotated[dict[str, str], Depends(queue_form)],
 ) -> Response:
     """Put a scan in line and go to its job; the same scan that waits or runs already is that one."""
+    corpus, sample = form.get("corpus", ""), form.get("sample", "")
+    if corpus and sample:
+        raise LegibleError("A scan is of one text; send corpus or sample, not both.", code="bad_field", status=422)
     checkpoint = services.catalogue.get(slug)
     payload: dict[str, object] = {"slug": checkpoint.slug}
     if corpus:

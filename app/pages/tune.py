@@ -17,8 +17,9 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app import tuning
 from app.jobs import Job
-from app.pages.asking import Prompt, find_prompt, form_fields, read_key, submit_reading
+from app.pages.asking import Prompt, find_prompt, read_key, submit_reading
 from app.pages.detail import state_of
+from app.pages.forms import form_fields
 from app.pages.tune_form import CHOICES, SLIDER_MAX, controls_of, edits_of_form
 from app.pages.tune_rows import Row, rows_of
 from app.pages.view import chance, clipped, page, twin

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from app.pages.asking import known_fields, one_of
+from app.pages.forms import known_fields, one_of
 from legible_core.errors import LegibleError
 from legible_core.interventions import Edit
 from legible_core.interventions_text import edit_text, edits_of_field, number, parse_edit

@@ -18,7 +18,8 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.jobs import Job
-from app.pages.asking import dtype_of, encode, find_prompt, form_fields
+from app.pages.asking import dtype_of, encode, find_prompt
+from app.pages.forms import form_of
 from app.pages.values_view import (
     MAX_COMPONENTS,
     MAX_TEXT_BYTES,
@@ -45,9 +46,8 @@ router = APIRouter(prefix="/models/{slug}/values", default_response_class=HTMLRe
 PRIORITY = 50
 
 
-async def values_form(request: Request) -> dict[str, str]:
-    """The form's fields. A text over the limit must reach its error, which says the limit and the size."""
-    return await form_fields(request, "A text", "the fields components and text")
+# A text over the limit must reach its error, which says the limit and the size.
+values_form = form_of("A text", ("components", "text"), "the fields components and text")
 
 
 @router.get("")

@@ -146,6 +146,7 @@ def test_the_checkpoint_scans_its_own_text(own: Site) -> None:
     [
         ({"corpus": "../corpus.txt"}, 404, "There is no text"),
         ({"corpus": "/etc/passwd"}, 404, "There is no text"),
+        ({"corpus": "corpus.txt", "sample": "1000"}, 422, "send corpus or sample, not both"),
         ({"sample": "many"}, 422, "is no number of tokens"),
         ({"sample": "10"}, 422, "give 1,000 to 2,000,000"),
         ({"sample": "99999999999999"}, 422, "give 1,000 to 2,000,000"),

@@ -261,10 +261,17 @@ def test_texts_and_addresses_that_are_refused(shared: Site) -> None:
     made = shared.client.post("/monitors", data={"model": SLUG, "definition": json.dumps(definition)})
     monitor = made.headers["location"]
     assert shared.client.get(f"{monitor}.json").json()["definition"] == definition
-    bad = {"model": SLUG, "definition": '{"name": "x"}'}
-    answer = shared.client.post("/monitors", data=bad, headers={"accept": "application/json"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "bad_monitor")
-    post = shared.client.post
+    post, program = shared.client.post, {"accept": "application/json"}
+    for place, form, code in (
+        ("/monitors", {"model": SLUG, "definition": '{"name": "x"}'}, "bad_monitor"),
+        ("/monitors", {"model": SLUG, "definition": json.dumps(definition), "name": "y"}, "bad_field"),
+        (f"{monitor}/streams", {"text": "it", "open": "1", "generate": "2"}, "bad_field"),
+        (f"{monitor}/streams", {"text": "it", "open": "yes"}, "bad_field"),
+    ):
+        answer = post(place, data=form, headers=program)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (422, code)
+    moved = post(monitor, data={**FIELDS, "revision": "1", "model": "other"}, headers=program)
+    assert (moved.status_code, "There is no checkpoint 'other'" in moved.text) == (404, True)
     assert post(f"{monitor}/streams", data={"text": ""}).status_code == 400
     for field, typed in (("generate", "x"), ("generate", "٣"), ("seed", "9" * 5000), ("temperature", "٣")):
         answer = post(f"{monitor}/streams", data={"text": "it", "generate": "2", field: typed})

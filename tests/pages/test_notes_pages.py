@@ -101,6 +101,7 @@ def test_the_second_of_two_edits_sees_both_and_loses_nothing(site: Site) -> None
         ({"name": "x" * 121}, 413, "at most 120 characters"),
         ({"name": "", "text": ""}, 422, "both are empty"),
         ({"revision": "7"}, 409, "no revision 7"),
+        ({"revision": "first", "text": ""}, 422, "is 'first', which is no number of a revision"),
     ],
 )
 def test_what_is_refused_stays_in_the_form(shared: Site, fields: dict[str, str], status: int, said: str) -> None:
@@ -174,6 +175,15 @@ def test_a_file_goes_out_and_comes_back(site: Site) -> None:
     wrong = site.client.post(address, files={"file": ("n.json", json.dumps({**more, "version": 9}), "text/plain")})
     assert wrong.status_code == 422
     assert "written in version 9; this Legible reads version 1" in wrong.text
+    for files, said in (
+        ({"note": ("n.json", b"{}")}, "has no field 'note'; its fields are file."),
+        ({"file": ("n.json", b"")}, "A file of notes is missing or empty; choose it in the form"),
+        ({"file": ("n.json", b'{"slug": "\xff"}')}, "bytes that are not UTF-8 text"),
+    ):
+        assert said in visible(site.client.post(address, files=files).text)
+    cut = form.request.content[:-4]
+    answer = site.client.post(address, content=cut, headers={"content-type": form.request.headers["content-type"]})
+    assert (answer.status_code, "cannot be read as multipart" in answer.text) == (400, True)
 
 
 def test_another_site_can_write_nothing(site: Site) -> None:

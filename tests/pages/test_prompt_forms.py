@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 import pytest
 from httpx import Response
-from page_samples import SLUG, Site
+from page_samples import SLUG, Site, parsed
 
 from app.commands.models import add_checkpoint
 from app.pages.asking import find_prompt
@@ -19,11 +19,36 @@ JSON = {"accept": "application/json"}
 PROMPT = "it was the best"
 EDIT = "L1.u5:scale=3"
 PLACES = ("/", f"/models/{SLUG}/readings")
+READING = f"/models/{SLUG}/readings/{'0' * 64}"
+# Every other form, with a field as it may be mistyped and the one that was meant.
+FORMS = {
+    "/compare": ("contrst", "contrast"),
+    "/findings": ("item", "items"),
+    "/findings/1": ("revisions", "revision"),
+    "/findings/1/add": ("items", "item"),
+    "/jobs/1/cancel": ("bak", "back"),
+    "/jobs/1/retry": ("bak", "back"),
+    "/monitors": ("condition", "conditions"),
+    "/monitors/1": ("modell", "model"),
+    "/monitors/1/streams": ("temprature", "temperature"),
+    f"/models/{SLUG}/generate": ("token", "tokens"),
+    f"/models/{SLUG}/notes/L1.u3": ("txt", "text"),
+    f"/models/{SLUG}/notes/L1.u3/votes": ("casts", "cast"),
+    f"/models/{SLUG}/pairs/delete": ("goods", "good"),
+    f"/models/{SLUG}/scans": ("samples", "sample"),
+    f"/models/{SLUG}/values": ("component", "components"),
+    f"{READING}/collect": ("onn", "on"),
+}
+PART = b'--x\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n1\r\n'
 
 
 def refusal(answer: Response) -> str:
     assert 400 <= answer.status_code < 500, answer.text
     return str(answer.json()["error"]["message"])
+
+
+def visible(html: str) -> str:
+    return " ".join("".join(parsed(html).text).split())
 
 
 def edits_at(site: Site, address: str) -> list[str]:
@@ -56,7 +81,11 @@ def test_every_prompt_form_reads_under_its_edits(site: Site, tmp_path: Path) -> 
     [
         ({"bos": "banana"}, "The field bos is 'banana'; send yes or no, or leave it out."),
         ({"chat": "0"}, "The field chat is '0'; send 1, or leave it out."),
-        ({"edit": EDIT}, "A prompt has no field 'edit'; its fields are prompt, model, example, edits, bos, chat."),
+        (
+            {"edit": EDIT},
+            "A prompt has no field 'edit'; did you mean edits? "
+            "Its fields are prompt, model, example, edits, bos, chat.",
+        ),
     ],
 )
 def test_an_unknown_field_or_value_is_refused_with_those_allowed(
@@ -83,6 +112,29 @@ def test_a_form_that_would_be_read_as_another_text_is_refused(shared: Site, body
         assert words in refusal(shared.client.post(place, content=body, headers=FORM))
 
 
+@pytest.mark.parametrize(
+    ("prompt", "status", "said"),
+    [
+        ("", 400, "The prompt is empty"),
+        ("it was " * 200, 413, "this checkpoint reads at most 64"),
+        ("x" * 1_100_000, 413, "the limit is 1,000,000 bytes"),
+    ],
+)  # fmt: skip
+def test_prompts_that_cannot_be_read(shared: Site, prompt: str, status: int, said: str) -> None:
+    before = len(shared.services.queue.list())
+    answer = shared.client.post("/", data={"prompt": prompt, "model": SLUG})
+    assert answer.status_code == status
+    assert said in visible(answer.text)
+    assert len(shared.services.queue.list()) == before
+
+
+@pytest.mark.parametrize("number", ["99", "-1", "²", "9" * 5000])
+def test_an_example_that_is_not_there(shared: Site, number: str) -> None:
+    answer = shared.client.post("/", data={"example": number})
+    assert answer.status_code == 404
+    assert "There is no example" in visible(answer.text)
+
+
 def test_a_form_of_utf_8_is_read_as_it_is(site: Site) -> None:
     text = "it was — é"
     sent = [urlencode({"prompt": text}).encode(), f"prompt={text}".replace(" ", "+").encode()]
@@ -97,6 +149,7 @@ def test_a_form_of_utf_8_is_read_as_it_is(site: Site) -> None:
 @pytest.mark.parametrize(
     ("kind", "body", "words"),
     [
+        ("application/json", b'{"prompt": "it was"}', "A prompt is sent as a form, not as application/json."),
         ("multipart/form-data", b"--x--", "without a boundary; name the boundary in the content type"),
         ("multipart/form-data; boundary=x", b"prompt=it", "send at most 20 parts, each with a name"),
         ("multipart/form-data; boundary=x", b"--x\r\nContent-Disposition: form-data\r\n\r\nit\r\n--x--", "with a name"),
@@ -116,6 +169,30 @@ def test_a_form_of_utf_8_is_read_as_it_is(site: Site) -> None:
 def test_a_form_that_cannot_be_read_says_what_is_allowed(shared: Site, kind: str, body: bytes, words: str) -> None:
     answer = shared.client.post(PLACES[1], content=body, headers={**JSON, "content-type": kind})
     assert words in refusal(answer)
+
+
+@pytest.mark.parametrize(("place", "fields"), FORMS.items())
+def test_every_form_refuses_what_it_would_drop(shared: Site, place: str, fields: tuple[str, str]) -> None:
+    wrong, right = fields
+    said = f"has no field {wrong!r}; did you mean {right}? Its fields are "
+    assert said in refusal(shared.client.post(place, data={wrong: "1"}, headers=JSON))
+    page = shared.client.post(place, data={wrong: "1"})
+    assert page.status_code == 422
+    assert said in visible(page.text)
+    parts = "multipart/form-data; boundary=x"
+    field = PART % (right.encode(), b"")
+    for kind, body, status, said in (
+        ("application/json", b'{"prompt": "it was"}', 415, "is sent as a form, not as application/json."),
+        (FORM["content-type"], f"{right}=1&{right}=2".encode(), 400, f"the field {right!r} more than once"),
+        (FORM["content-type"], b"&".join(b"f%d=" % n for n in range(21)), 400, "send at most 20"),
+        (parts, field, 400, "cannot be read as multipart/form-data; send at most 20 parts"),
+        (parts, field * 21 + b"--x--\r\n", 400, "cannot be read as multipart/form-data; send at most 20 parts"),
+        (parts, PART % (right.encode(), b'; filename="a"') + b"--x--\r\n", 400, "holds a file; send fields of text"),
+    ):
+        answer = shared.client.post(place, content=body, headers={**JSON, "content-type": kind})
+        assert (answer.status_code, said in refusal(answer)) == (status, True), answer.text
+    large = shared.client.post(place, content=b"x" * (4 << 20 | 1), headers=FORM)
+    assert (large.status_code, large.json()["error"]["code"]) == (413, "too_large")
 
 
 def test_the_list_of_jobs_refuses_a_filter_that_it_lacks(shared: Site) -> None:

@@ -165,7 +165,7 @@ def test_operands_are_set_clamped_and_flipped_by_the_form(site: Site, sliders: s
         ({"position": "first"}, "no whole number"),
         ({"choice:L0.p1.A": "nonsense"}, "'nonsense'; send as read or flip or set or clamp, or leave it out"),
         ({"scope": "there"}, "scope is 'there'; send all or here"),
-        ({"scale:L0_u3": "2"}, "no field 'scale:L0_u3'; its fields are position"),
+        ({"scale:L0_u3": "2"}, "no field 'scale:L0_u3'; did you mean scale:ID"),
     ],
 )
 def test_bad_moves_are_one_sentence(shared: Site, fields: dict[str, str], words: str) -> None:

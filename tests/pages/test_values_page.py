@@ -154,11 +154,6 @@ def test_what_is_refused_is_one_sentence(site: Site, components: str, text: str,
     assert not site.services.queue.list()
 
 
-def test_a_body_that_is_no_form(site: Site) -> None:
-    answer = site.client.post(f"/models/{SLUG}/values", json={"text": "a"})
-    assert answer.status_code == 415
-
-
 def test_the_form_is_filled_in_from_the_address(site: Site) -> None:
     page = site.client.get(f"/models/{SLUG}/values", params={"components": "L0.u3", "text": "it <was>"})
     assert page.status_code == 200
