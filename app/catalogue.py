@@ -5,6 +5,7 @@ Looks at the folders themselves, not at a copy in SQL: a folder that was moved o
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from legible_core.errors import LegibleError, NotFound
 from legible_core.registry import Checkpoint, Entry, resolve, survey
 
 FRESH_SECONDS = 5.0
+_HASH = re.compile("[0-9a-f]{64}")
 
 
 class Catalogue:
@@ -41,8 +43,18 @@ class Catalogue:
         return [entry.checkpoint for entry in self.entries() if entry.checkpoint is not None]
 
     def get(self, slug: str) -> Checkpoint:
-        """The checkpoint with this slug or hash; NotFound, or the reason why it is refused."""
-        return resolve(slug, self.entries())
+        """The checkpoint with this slug or hash; NotFound, or the reason why it is refused.
+
+        A hash whose weights are not here any more is named by the slug that it had.
+        """
+        entries = self.entries()
+        try:
+            return resolve(slug, entries)
+        except NotFound:
+            known = self.store.slug_of(slug) if _HASH.fullmatch(slug) else None
+            if known is None:
+                raise
+            raise _gone(known, slug, entries) from None
 
     def names(self, slug: str, checkpoint_hash: str) -> bool:
         """Whether the slug (or hash) leads to these weights at present; False for one that leads nowhere."""
@@ -63,3 +75,15 @@ class Catalogue:
             return (models_dir(),)
         except NotFound:
             return ()
+
+
+def _gone(slug: str, checkpoint_hash: str, entries: list[Entry]) -> NotFound:
+    """Why the weights that had this slug cannot be opened: forgotten, moved, changed, or others under their name."""
+    said, hint = f"The checkpoint {slug} ({checkpoint_hash[:12]}) is not here any more", "`legible add FOLDER` adds it."
+    for entry in entries:
+        if entry.slug == slug and entry.error is not None:
+            reason = entry.error.message
+            return NotFound(f"{said}: {reason[:1].lower()}{reason[1:]}", hint=hint)
+        if entry.slug == slug:
+            return NotFound(f"{said}: {slug} now names other weights, in {entry.path}.", hint=hint)
+    return NotFound(f"{said}; it was forgotten.", hint=hint)

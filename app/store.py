@@ -274,6 +274,14 @@ class Store:
             rows = connection.execute(select(*CheckpointRow.__table__.c).order_by(CheckpointRow.slug)).all()
         return [AddedCheckpoint(row.slug, row.hash, row.path, row.added_at) for row in rows]
 
+    def slug_of(self, checkpoint_hash: str) -> str | None:
+        """The slug under which these weights were added, else the one that they were last read under."""
+        added = select(CheckpointRow.slug).where(CheckpointRow.hash == checkpoint_hash)
+        read = select(PromptRow.slug).where(PromptRow.checkpoint_hash == checkpoint_hash)
+        with self.database.read() as connection:
+            found = connection.scalar(added.order_by(CheckpointRow.added_at.desc()).limit(1))
+            return found or connection.scalar(read.order_by(PromptRow.created_at.desc()).limit(1))
+
     # -- details -----------------------------------------------------------------------------------------------------
 
     def _transaction(self, connection: Connection | None) -> AbstractContextManager[Connection]:

@@ -237,36 +237,6 @@ def test_the_form_for_another_token_keeps_what_is_read(site: Site) -> None:
     assert re.search(r"\?position=2&target=9&contrast=\d+$", versus.headers["location"])
 
 
-@pytest.mark.parametrize(
-    ("prompt", "status", "said"),
-    [
-        ("", 400, "The prompt is empty"),
-        ("it was " * 200, 413, "this checkpoint reads at most 64"),
-        ("x" * 1_100_000, 413, "the limit is 1,000,000 bytes"),
-    ],
-)  # fmt: skip
-def test_prompts_that_cannot_be_read(shared: Site, prompt: str, status: int, said: str) -> None:
-    before = len(shared.services.queue.list())
-    answer = shared.client.post("/", data={"prompt": prompt, "model": SLUG})
-    assert answer.status_code == status
-    assert said in visible(answer.text)
-    assert len(shared.services.queue.list()) == before
-
-
-def test_a_prompt_in_another_form_is_not_taken_for_an_empty_one(shared: Site) -> None:
-    for url in ("/", f"/models/{SLUG}/readings"):
-        answer = shared.client.post(url, json={"prompt": "it was"}, headers={"accept": "application/json"})
-        assert answer.status_code == 415
-        assert "sent as a form, not as application/json" in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("number", ["99", "-1", "²", "9" * 5000])
-def test_an_example_that_is_not_there(shared: Site, number: str) -> None:
-    answer = shared.client.post("/", data={"example": number})
-    assert answer.status_code == 404
-    assert "There is no example" in visible(answer.text)
-
-
 @pytest.mark.parametrize("prompt", ["a\x00b\x07", "مرحبا", "👩‍👩‍👧 好 it", "it\r\nwas", "\n\nit", "\u202eit"])
 def test_odd_prompts_are_read_and_shown_as_chips(shared: Site, prompt: str) -> None:
     address = shared.read(prompt)
@@ -388,6 +358,13 @@ def test_a_stored_reading_opens_without_its_checkpoint(site: Site) -> None:
     assert page.status_code == 200
     assert visible(re.search(r'<section class="sum".*?</section>', page.text, re.DOTALL)[0]) == before  # type: ignore[index]
     assert site.client.get(f"{address}&component=L0.h1").status_code == 200
+    identity = site.checkpoint.hash
+    gone = f"The checkpoint tiny ({identity[:12]}) is not here any more"
+    another = address.replace("position=", "position=1&was=")
+    assert f"{gone}; it was forgotten." in visible(site.client.get(another).text)
+    site.services.store.add_checkpoint(SLUG, identity, "/gone/tiny")
+    site.services.catalogue.refresh()
+    assert f"{gone}: there is no checkpoint folder '/gone/tiny'." in visible(site.client.get(another).text)
 
 
 def test_page_of_a_long_prompt_is_small_and_titled(shared: Site) -> None:
