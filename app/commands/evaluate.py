@@ -7,13 +7,14 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from app.commands.interrupt import interruptible
+from app.commands.shipped import Replace, keep_shipped, shipped_files
 from legible_core.errors import LegibleError, NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def evaluate(
         typer.Option(help="Tokens in a batch; default: 2,048 on a CPU, 32,768 on a GPU.", min=1, max=1 << 22),
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Forget the scores that are kept and ask again.")] = False,
+    replace_shipped: Replace = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Print accuracy ± standard error, by field and by paradigm for BLiMP, chance and the twin beside it.
@@ -67,6 +69,7 @@ def evaluate(
     from app.commands.read import find
     from app.settings import Settings
     from legible_core.evaluation.data import TASKS, available, load_suite, task_names
+    from legible_core.evaluation.records import FILE
 
     checkpoint = find(model)
     if data is not None and not data.is_dir():
@@ -76,10 +79,12 @@ def evaluate(
         raise LegibleError(f"{data} has no folder of a task; it may hold {', '.join(TASKS)}.", code="bad_data")
     suites = {name: load_suite(name, data, limit) for name in names} if data is not None else {}
     other = _twin(checkpoint, twin)
-    target = out if out is not None else None if limit is not None else checkpoint.path / "evaluation.json"
+    target = out if out is not None else None if limit is not None else checkpoint.path / FILE
+    if out is None and target is not None:
+        keep_shipped(checkpoint, (FILE,), replace=replace_shipped)
     if target is not None:
         _check_writable(target)
-    plan = Plan(names, suites, limit, device, batch_tokens, Settings.load().data_dir / FOLDER, restart)
+    plan = Plan(names, suites, limit, device, batch_tokens, Settings.load().data_dir / FOLDER, restart, replace_shipped)
     with interruptible() as interrupted:
         results = _measure(checkpoint, plan, target, interrupted)
         theirs = {} if results is None or other is None else _twins(other, plan, results, interrupted)
@@ -111,6 +116,7 @@ class Plan:
     batch_tokens: int | None
     state: Path
     restart: bool
+    replace_shipped: bool
 
 
 class Stopped(Exception):
@@ -152,8 +158,9 @@ def _twins(
     missing = [name for name in ours if name not in found]
     if missing:
         typer.echo(f"{twin.slug} has no stored results on {', '.join(missing)}; measuring it too.", err=True)
-        target = twin.path / FILE if plan.limit is None and os.access(twin.path, os.W_OK) else None
-        shorter = Plan(missing, plan.suites, plan.limit, plan.device, plan.batch_tokens, plan.state, plan.restart)
+        kept = not plan.replace_shipped and shipped_files(twin, (FILE,))
+        target = twin.path / FILE if plan.limit is None and not kept and os.access(twin.path, os.W_OK) else None
+        shorter = replace(plan, names=missing)
         measured = _measure(twin, shorter, target, interrupted)
         if measured is None:
             return None

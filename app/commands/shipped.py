@@ -25,15 +25,19 @@ def keep_shipped(checkpoint: Checkpoint, files: Iterable[str], *, replace: bool)
 
     A person who follows an example with a short text would lose figures of a long one, and has no other copy.
     """
-    from app.commands.read import shipped_roots
-
-    if replace or checkpoint.path.resolve().parent not in {root.resolve() for root in shipped_roots()}:
-        return
-    there = [name for name in files if (checkpoint.path / name).exists()]
+    there = [] if replace else shipped_files(checkpoint, files)
     if there:
         raise Conflict(
-            f"{checkpoint.slug} ships with {' and '.join(there)}, which this would replace by what is measured on your "
-            "text.",
+            f"{checkpoint.slug} ships with {' and '.join(there)}, which this would replace by what is measured now.",
             code="shipped",
             hint="--out writes elsewhere and leaves them; --replace replaces them.",
         )
+
+
+def shipped_files(checkpoint: Checkpoint, files: Iterable[str]) -> list[str]:
+    """Those of `files` that a checkpoint in the program's own folder has; none of any other checkpoint's."""
+    from app.commands.read import shipped_roots
+
+    if checkpoint.path.resolve().parent not in {root.resolve() for root in shipped_roots()}:
+        return []
+    return [name for name in files if (checkpoint.path / name).exists()]

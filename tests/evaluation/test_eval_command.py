@@ -71,7 +71,7 @@ def test_results_are_stored_with_the_checkpoint(checkpoint, data, data_dir):
     assert len([line for line in lines if "item" in line]) == 6 + 4 + 3 + 2 + 2
 
 
-def test_another_task_joins_the_stored_ones_and_asking_again_changes_nothing(checkpoint, data):
+def test_another_task_joins_the_stored_ones_and_asking_again_changes_nothing(checkpoint, data, monkeypatch):
     run(checkpoint.path, "--data", data, "--tasks", "blimp")
     run(checkpoint.path, "--data", data, "--tasks", "lambada")
     first = Evaluation.load(checkpoint.path, checkpoint.hash)
@@ -80,7 +80,12 @@ def test_another_task_joins_the_stored_ones_and_asking_again_changes_nothing(che
     assert "6 items are there already" in again.stderr
     second = Evaluation.load(checkpoint.path, checkpoint.hash)
     assert second.tasks["blimp"].estimate("acc") == first.tasks["blimp"].estimate("acc")
-    fresh = run(checkpoint.path, "--data", data, "--tasks", "blimp", "--restart")
+    monkeypatch.setattr("app.paths.models_dir", lambda: checkpoint.path.parent)  # as if it shipped
+    written = (checkpoint.path / FILE).read_bytes()
+    kept = refused(checkpoint.path, "--data", data, "--tasks", "blimp")
+    assert "ships with evaluation.json, which this would replace" in kept.message
+    assert (checkpoint.path / FILE).read_bytes() == written
+    fresh = run(checkpoint.path, "--data", data, "--tasks", "blimp", "--restart", "--replace")
     assert "there already" not in fresh.stderr
 
 
