@@ -9,21 +9,28 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 FLAGS = {"sign": "⚠ signs differ", "band": "⚠ direct ≠ total"}
+# In a narrower terminal what follows the numbers stands in one column, line by line, so that no cell is broken.
+WIDE = 120
 
 
 def show_checks(document: dict[str, Any], console: Console) -> None:
     """One line for each contribution: its term, what its removal did, and whether the two agree."""
     from rich.text import Text
 
-    table = _table("term", "component", "zero", "direct", "mean", "flipped operands", "then", "")
+    wide = console.width >= WIDE
+    table = _table("term", "component", "zero", "direct", "mean", *(("flipped operands", "then", "") if wide else ("",)))
     for row in document["checks"]:
         by = {(r["method"], r["operand"]): r["total"] for r in row["removals"]}
-        flips = [f"{method[5:]} {side} {total:+.2f}" for (method, side), total in by.items() if side]
+        flips = [
+            f"{side}: " + ", ".join(f"{method[5:]} {total:+.2f}" for (method, of), total in by.items() if of == side)
+            for side in dict.fromkeys(of for _, of in by if of)
+        ]
         mean = by.get(("mean", None))
-        said = ", ".join(FLAGS[flag] for flag in row["flags"]) or "✓"
+        said = [FLAGS[flag] for flag in row["flags"]] or ["✓"]
         then = f"{row['after']['prediction']['display']} (rank {row['after']['rank']})"
+        more = [flips, [then], said] if wide else [[*said, f"then {then}", *(f"flip {line}" for line in flips)]]
         cells = [f"{row['term']:+.3f}", f"{row['glyph']} {row['id']}", f"{row['total']:+.3f}", f"{row['direct']:+.3f}"]
-        cells += ["" if mean is None else f"{mean:+.3f}", ", ".join(flips), then, said]
+        cells += ["" if mean is None else f"{mean:+.3f}", *("\n".join(lines) for lines in more)]
         table.add_row(*(Text(cell) for cell in cells))
     console.print(f"{document['target']['display']}: value {document['value']:.4f} at position {document['position']}")
     console.print(table)
@@ -123,7 +130,9 @@ def _table(*columns: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True, show_edge=False)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 1 or not column else "right", no_wrap=False)
+        text = number == 1 or column in ("", "flipped operands", "then")
+        one_word = number == 1 or not (text or " " in column)
+        table.add_column(column, justify="left" if text else "right", no_wrap=one_word)
     return table

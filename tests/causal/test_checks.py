@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
+from app.commands.check_said import show_checks
 from legible_core import attribution as sums
 from legible_core.causal import bands, records
 from legible_core.causal.bands import measure
@@ -129,13 +132,28 @@ def test_an_edited_reading_is_checked_on_top_of_its_edits(engine: Engine) -> Non
     assert necessity(engine, request, sizes=(2,), seeds=1)["rows"][0]["top"]["n"] == 1
 
 
+def printed(document: dict[str, Any], columns: int) -> str:
+    out = io.StringIO()
+    show_checks(document, Console(file=out, width=columns, highlight=False))
+    return out.getvalue()
+
+
 def test_flags_say_sign_and_band(engine: Engine) -> None:
     request = asked()
     narrow = Band(100, 0.999, 1.0, 1.001, 0.0, 1.0, 1.0)
     wide = Band(100, -1e9, 1.0, 1e9, 0.0, 1.0, 1.0)
     for band, flagged in ((narrow, True), (wide, False)):
         measured = record(engine, bands={"zero": {"earlier": band, "later": band}})
-        rows = check(engine, request, top=20, measured=measured)["checks"]
+        document = check(engine, request, top=20, measured=measured)
+        rows = document["checks"]
+        rows[0]["after"]["prediction"]["display"] = "·counterrevolutionary"
+        for columns in (80, 120):
+            said = printed(document, columns)
+            assert max(map(len, said.splitlines())) <= columns
+            cells = [f"{row[key]:+.3f}" for row in rows for key in ("term", "total", "direct")]
+            cells += [f"{each['total']:+.2f}" for row in rows for each in row["removals"] if each["operand"]]
+            assert all(cell in said.split() or f"{cell}," in said.split() for cell in cells), said
+            assert "…" not in said
         assert any("band" in row["flags"] for row in rows) is flagged
         for row in rows:
             opposed = row["total"] * row["direct"] < 0 and min(abs(row["total"]), abs(row["direct"])) > 2e-3
