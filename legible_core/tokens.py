@@ -22,6 +22,7 @@ import tokenizers
 from legible_core.display import chip, growing_text, looks_special, special_chip
 from legible_core.errors import Corrupt, LegibleError, NotFound, TooLarge
 from legible_core.token_service import TokenizerService
+from legible_core.tokenizer_faults import fault, refusal
 
 __all__ = ["MAX_PROMPT_BYTES", "MAX_TARGET_BYTES", "MAX_TOKENIZER_BYTES", "Tokenizer", "TokenizerService", "check_text"]
 
@@ -77,7 +78,11 @@ class Tokenizer:
             vocabulary = self._inner.get_vocab(with_added_tokens=True)
             added = self._inner.get_added_tokens_decoder()
         except BaseException as error:
-            raise _unusable(error) from None
+            if not refusal(error):
+                raise
+            raise Corrupt(
+                f"The tokenizer.json cannot be used: {fault(spec)}; give a file that the tokenizers library wrote."
+            ) from None
         if not vocabulary:
             raise Corrupt(
                 "The tokenizer.json has an empty vocabulary; give the one that the weights were trained with."
@@ -119,7 +124,10 @@ class Tokenizer:
         try:
             return list(self._inner.encode(text, add_special_tokens=False).ids)
         except BaseException as error:
-            raise _unusable(error, "tokenise this text") from None
+            if not refusal(error):
+                raise
+            reason = _short(" ".join(str(error).split()), 200).rstrip(".")
+            raise Corrupt(f"The tokenizer.json cannot tokenise this text: {reason}.") from None
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; bytes that are no whole character become U+FFFD. `token_bytes` has the exact bytes."""
@@ -272,15 +280,6 @@ def _nodes(root: Any) -> Iterator[dict[str, Any]]:
             yield node
             for key in ("decoders", "pretokenizers"):
                 stack.extend(node[key] if isinstance(node.get(key), list) else ())
-
-
-def _unusable(error: BaseException, deed: str = "be used") -> BaseException:
-    """What the library raised, as one sentence; a keyboard interrupt and the like stay what they are."""
-    # A panic of the library's Rust code derives from BaseException alone and lives in a module that is not importable.
-    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-        reason = _short(" ".join(str(error).split()), 200).rstrip(".")
-        return Corrupt(f"The tokenizer.json cannot {deed}: {reason}.")
-    return error
 
 
 def _short(text: str, limit: int = 60) -> str:

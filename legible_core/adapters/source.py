@@ -33,6 +33,7 @@ TOKENIZER_FILES = (
 WANTED = (CONFIG, "generation_config.json", WEIGHTS, INDEX, "model-*-of-*.safetensors", CARD, *TOKENIZER_FILES)
 FLOATS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 MAX_JSON = 16 << 20
+MAX_HEADER = 100_000_000  # what the safetensors library reads
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -177,11 +178,28 @@ def _header(path: Path) -> dict[str, tuple[str, list[int]]]:
             names: list[str] = list(tensors.keys())
             slices = {name: tensors.get_slice(name) for name in names}
             return {name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError):
         raise Corrupt(
-            f"This model is half downloaded or damaged: {path.name} cannot be read ({str(error)[:120].rstrip('.')}); "
-            "download it again."
+            f"This model is half downloaded or damaged: {path.name} cannot be read, {_why(path)}; download it again."
         ) from None
+
+
+def _why(path: Path) -> str:
+    """Why a safetensors file is refused, in our words: it is cut off, or its header holds something else."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if 8 + length > size:
+            return f"for its header ends at byte {8 + length:,} and the file at {size:,}"
+        head = file.read(length if length <= MAX_HEADER else 0)
+    try:
+        ends = [entry["data_offsets"][1] for name, entry in json.loads(head).items() if name != "__metadata__"]
+        end = 8 + length + max(ends, default=0)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        return "for its header names no tensors"
+    if end > size:
+        return f"for its tensors need {end:,} bytes and it has {size:,}"
+    return "for its header does not fit the data behind it"
 
 
 def _json(path: Path) -> dict[str, Any]:

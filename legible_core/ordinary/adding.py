@@ -29,6 +29,7 @@ from legible_core.tokens import Tokenizer
 # Embedding rows beyond the tokenizer's ids: models pad them to a round number. More is another tokenizer.
 PADDING = 2048
 SETTINGS = "tokenizer_config.json"
+SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 def look(
@@ -153,6 +154,7 @@ def read_tokenizer(folder: Path, config: OrdinaryConfig) -> tuple[bytes, Bos | N
             f"{folder.name} has no tokenizer; put the tokenizer.json that the weights were trained with beside them."
         )
     _check_tokenizer_files(folder)
+    own = Tokenizer((folder / TOKENIZER).read_bytes()) if (folder / TOKENIZER).is_file() else None
     with quiet():
         from transformers import AutoTokenizer
 
@@ -166,7 +168,7 @@ def read_tokenizer(folder: Path, config: OrdinaryConfig) -> tuple[bytes, Bos | N
                 "tokenizer_config.json beside its weights."
             ) from None
         data = _tokenizer_json(folder, theirs)
-    size = Tokenizer(data).vocab_size
+    size = (own or Tokenizer(data)).vocab_size
     if not config.vocab_size - PADDING <= size <= config.vocab_size:
         raise Corrupt(
             f"The tokenizer has {size:,} tokens and the model {config.vocab_size:,} rows of embedding; they are not "
@@ -198,6 +200,14 @@ def _check_tokenizer_files(folder: Path) -> None:
     for key, kind, words in (("model", dict, "an object"), ("added_tokens", list, "a list")):
         if TOKENIZER in found and not isinstance(found[TOKENIZER].get(key), kind):
             raise _bad_file(f"{TOKENIZER} has no {key!r}, which must be {words}", TOKENIZER)
+    for name in (SETTINGS, "special_tokens_map.json"):
+        for key in (key for key in SPECIAL if key in found.get(name, {})):
+            if not _is_token(found[name][key]):
+                raise _bad_file(
+                    f"The {key} of {name} is {repr(found[name][key])[:40]}, neither a text nor an object with the text "
+                    "as its content",
+                    name,
+                )
     template = found.get(SETTINGS, {}).get("chat_template")
     named = isinstance(template, list) and all(
         isinstance(one, dict) and {"name", "template"} <= set(one) for one in template
@@ -207,6 +217,12 @@ def _check_tokenizer_files(folder: Path) -> None:
             f"The chat_template of {SETTINGS} is {repr(template)[:40]}, neither a text nor a list of named texts",
             SETTINGS,
         )
+
+
+def _is_token(value: Any) -> bool:
+    """Whether this is a special token as transformers writes one: null, its text, or an object around it."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return isinstance(text, str) or value is None
 
 
 def _bad_file(what: str, name: str) -> Corrupt:

@@ -33,7 +33,8 @@ def test_no_model_at_all(tmp_path: Path) -> None:
     ("name", "content", "said"),
     [
         ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
-        ("model.safetensors", b"\x40\x00\x00\x00\x00\x00\x00\x00{}", "half downloaded or damaged"),
+        ("model.safetensors", b"\x40" + b"\0" * 7 + b"{}", "damaged: .*its header ends at byte 72 and the file at 10"),
+        ("model.safetensors", b"\x02" + b"\0" * 7 + b"[]", "damaged: .*its header names no tensors; download"),
         ("pytorch_model.bin", b"\x80\x02", "a pickled file"),
         ("model.safetensors.incomplete", b"", "is not finished"),
         ("model.safetensors.index.json", b'{"weight_map": {"a": "model-00001-of-00002.safetensors"}}', "is missing"),
@@ -139,6 +140,7 @@ def test_a_model_that_bfloat16_rounds_too_much_is_sent_to_float32(
         ("tokenizer_config.json", '{"tokenizer_class": "Pre', r"tokenizer_config\.json is no JSON; it is truncated"),
         ("tokenizer_config.json", "[1]", r"tokenizer_config\.json must hold a JSON object"),
         ("tokenizer_config.json", '{"chat_template": [1, 2]}', r"chat_template of tokenizer_config\.json is \[1, 2\]"),
+        ("tokenizer_config.json", '{"bos_token": {"id": 0}}', r"bos_token of tokenizer_config\.json is {'id': 0}, ne"),
     ],
 )
 def test_a_tokenizer_file_that_is_none_is_named(folder: Path, tmp_path: Path, name: str, text: str, said: str) -> None:
@@ -154,6 +156,9 @@ def test_a_tokenizer_that_is_missing_or_anothers(folder: Path, tmp_path: Path) -
         adding.look(made)
     (made / "tokenizer.json").write_text('{"x": 1}')
     with pytest.raises(Corrupt, match=r"has no 'model'.*put the model's own tokenizer\.json"):
+        adding.look(made)
+    (made / "tokenizer.json").write_text('{"added_tokens": [], "model": {"words": []}}')
+    with pytest.raises(Corrupt, match=r"cannot be used: its model lacks what a model of no type needs, or holds what"):
         adding.look(made)
     config = adding.look(folder).config
     with pytest.raises(Corrupt, match=f"{VOCAB} tokens and the model {VOCAB - 1} rows"):
