@@ -122,23 +122,17 @@ class Engine:
         """
         from legible_core.adapters.registration import OrdinaryCheckpoint
         from legible_core.checkpoint import load
-        from legible_core.naming.names import Names
+        from legible_core.ordinary.opening import open_ordinary, ordinary_folder
         from legible_core.registry import open_checkpoint
 
         if isinstance(checkpoint, Path | str):
-            checkpoint = _ordinary_folder(Path(checkpoint), dtype) or open_checkpoint(checkpoint)
+            checkpoint = ordinary_folder(Path(checkpoint), dtype) or open_checkpoint(checkpoint)
         if isinstance(checkpoint, OrdinaryCheckpoint):
-            return _open_ordinary(checkpoint, device, cache_bytes)
+            return open_ordinary(checkpoint, device, cache_bytes)
         model = load(checkpoint, dtype=getattr(torch, dtype), device=device)
-        try:
-            names = Names.load(checkpoint.path, checkpoint_hash=checkpoint.hash)
-        except Corrupt as error:
-            # The sum needs no names: a spoilt or outdated names file costs the labels, never the reading.
-            log.warning("%s is read without names: %s", checkpoint.slug, error.message)
-            names = None
         ref = CheckpointRef(hash=checkpoint.hash, slug=checkpoint.slug)
         tokenizer = Tokenizer.load(checkpoint.tokenizer_path)
-        return cls(model, ref, tokenizer, names, dtype=dtype, cache_bytes=cache_bytes)
+        return cls(model, ref, tokenizer, names_of(checkpoint), dtype=dtype, cache_bytes=cache_bytes)
 
     def request(
         self,
@@ -363,50 +357,16 @@ class Engine:
         )
 
 
-def _ordinary_folder(folder: Path, dtype: Dtype) -> Checkpoint | None:
-    """A folder as transformers saved it, which nobody added; None for any other."""
-    from legible_core.adapters import registration, source
-
-    if registration.is_registered(folder) or not source.is_ordinary(folder):
-        return None
-    from legible_core.ordinary.adding import look
-
-    return look(folder, dtype=dtype)
-
-
-def _open_ordinary(checkpoint: OrdinaryCheckpoint, device: str, cache_bytes: int) -> Engine:
-    """An engine over an ordinary model; one that nobody added passes its certificate now, or is refused."""
+def names_of(checkpoint: Checkpoint) -> Names | None:
+    """The names beside a checkpoint, where there are any of these weights and they can be read."""
     from legible_core.naming.names import Names
-    from legible_core.ordinary.adding import prompts
-    from legible_core.ordinary.loading import load
 
-    checkpoint.check_files()
-    tokenizer = Tokenizer.load(checkpoint.tokenizer_path, checkpoint.config.vocab_size)
-    certified = checkpoint.certificate is not None
-    model, certificate = load(
-        checkpoint.source,
-        checkpoint.config,
-        dtype=checkpoint.compute,
-        device=device,
-        prompts=() if certified else prompts(checkpoint, tokenizer),
-        parameters=checkpoint.parameters,
-        offload=checkpoint.offload and device != "cpu",
-    )
     try:
-        names = Names.load(checkpoint.path, checkpoint_hash=checkpoint.hash)
+        return Names.load(checkpoint.path, checkpoint_hash=checkpoint.hash)
     except Corrupt as error:
+        # The sum needs no names: a spoilt or outdated names file costs the labels, never the reading.
         log.warning("%s is read without names: %s", checkpoint.slug, error.message)
-        names = None
-    engine = Engine(
-        model,
-        CheckpointRef(hash=checkpoint.hash, slug=checkpoint.slug),
-        tokenizer,
-        names,
-        dtype=checkpoint.compute,
-        cache_bytes=cache_bytes,
-    )
-    engine.ordinary = checkpoint if certified else dataclasses.replace(checkpoint, certificate=certificate)
-    return engine
+        return None
 
 
 def _leading(logits: Float[Tensor, " v"], count: int) -> list[int]:
