@@ -12,16 +12,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from legible_core.accounting.counts import Layout
+from legible_core.array_file import ArrayFile
 from legible_core.config import ModelConfig
-from legible_core.errors import Corrupt, Unavailable
-from legible_core.replace import WRITE_ERRORS, save_arrays, write_reason
 from legible_core.units import Channel, Unit
 
 FILE = "writes.safetensors"
-FORMAT, VERSION = "legible-writes", "1"
+STORED = ArrayFile(FILE, "legible-writes", "1", "account again")
 TOKENS = 8
 CHARACTERISED = 20
 DTYPES = {
@@ -102,20 +100,10 @@ class Written:
 
         Raises `Corrupt` with one sentence when the file is not what it claims to be.
         """
-        path = folder / FILE
-        if not path.is_file():
+        found = STORED.load(folder, checkpoint_hash, DTYPES, optional=("variation",))
+        if found is None:
             return None
-        try:
-            with safe_open(path, "np") as file:
-                meta = dict(file.metadata() or {})
-                if meta.get("format") != FORMAT or meta.get("version") != VERSION:
-                    raise Corrupt(f"{FILE} is not of format {FORMAT!r}, version {VERSION}; account again")
-                if meta.get("checkpoint") != checkpoint_hash:
-                    return None
-                there = set(file.keys())
-                arrays = {name: file.get_tensor(name) for name in DTYPES if name in there or name != "variation"}
-        except (SafetensorError, OSError, ValueError):
-            raise Corrupt(f"{FILE} is damaged or truncated; account again") from None
+        meta, arrays = found
         layout = Layout.of(config)
         # A file from before it was measured has none.
         arrays.setdefault("variation", np.full(layout.size, np.nan, np.float32))
@@ -125,16 +113,12 @@ class Written:
         if {name: array.shape for name, array in arrays.items()} != shapes or any(
             str(array.dtype) != DTYPES[name] for name, array in arrays.items()
         ):
-            raise Corrupt(f"the tensors of {FILE} do not fit this checkpoint; account again")
+            raise STORED.corrupt(f"the tensors of {FILE} do not fit this checkpoint")
         if int(arrays["tokens"].max(initial=-1)) >= config.vocab_size:
-            raise Corrupt(f"{FILE} names tokens that this checkpoint lacks; account again")
+            raise STORED.corrupt(f"{FILE} names tokens that this checkpoint lacks")
         return cls(**arrays, layout=layout, meta=meta)
 
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all; raises `Unavailable` when the disk does not take it."""
         arrays = {name: getattr(self, name).astype(dtype) for name, dtype in DTYPES.items()}
-        try:
-            save_arrays(path, arrays, {"format": FORMAT, "version": VERSION, **self.meta})
-        except WRITE_ERRORS as error:
-            message = f"{path} cannot be written: {write_reason(error)}; name a folder with --out."
-            raise Unavailable(message, code="cannot_write") from None
+        STORED.save(path, arrays, self.meta)

@@ -16,17 +16,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
+from legible_core.array_file import ArrayFile
 from legible_core.config import ModelConfig
-from legible_core.errors import Corrupt, Unavailable
 from legible_core.legibility import CODES
 from legible_core.reads import opens
-from legible_core.replace import WRITE_ERRORS, save_arrays, write_reason
 from legible_core.units import Unit
 
 FILE = "history.safetensors"
-FORMAT, VERSION = "legible-history", "1"
+STORED = ArrayFile(FILE, "legible-history", "1", "measure the history again")
 TOKENS = 5
 MAX_SNAPSHOTS = 100
 # s snapshots, l layers, f units, b of them bounded (as many as there are operands), q quantifiers.
@@ -161,47 +159,36 @@ class UnitHistory:
 
         Raises `Corrupt` with one sentence when the file is not what it claims to be.
         """
-        path = folder / FILE
-        if not path.is_file():
+        found = STORED.load(folder, checkpoint_hash, SHAPES)
+        if found is None:
             return None
+        meta, arrays = found
         try:
-            with safe_open(path, "np") as file:
-                meta = dict(file.metadata() or {})
-                if meta.get("format") != FORMAT or meta.get("version") != VERSION:
-                    raise Corrupt(f"{FILE} is not of format {FORMAT!r}, version {VERSION}; measure the history again")
-                if meta.get("checkpoint") != checkpoint_hash:
-                    return None
-                snapshots = tuple(_snapshot(each) for each in json.loads(meta["snapshots"]))
-                measured = (str(meta["text"]), int(meta["tokens"]))
-                if not 1 <= len(snapshots) <= MAX_SNAPSHOTS + 1:
-                    raise ValueError
-                arrays = {name: file.get_tensor(name) for name in SHAPES}
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError):
-            raise Corrupt(f"{FILE} is damaged or truncated; measure the history again") from None
+            snapshots = tuple(_snapshot(each) for each in json.loads(meta["snapshots"]))
+            measured = (str(meta["text"]), int(meta["tokens"]))
+            if not 1 <= len(snapshots) <= MAX_SNAPSHOTS + 1:
+                raise ValueError
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise STORED.damaged() from None
         wanted = shapes(config, len(snapshots))
         if any((str(array.dtype), array.shape) != wanted[name] for name, array in arrays.items()):
-            raise Corrupt(f"the tensors of {FILE} do not fit this checkpoint; measure the history again")
+            raise STORED.corrupt(f"the tensors of {FILE} do not fit this checkpoint")
         floats = [array for array in arrays.values() if array.dtype.kind == "f"]
         # A quantifier that forgets nothing has an infinite half-life; nothing else is infinite, and nothing is NaN.
         if any(np.isnan(array).any() for array in floats) or any(np.isinf(a).any() for a in floats if a.itemsize == 2):
-            raise Corrupt(f"{FILE} holds what is no number; measure the history again")
+            raise STORED.corrupt(f"{FILE} holds what is no number")
         if int(arrays["promotes"].max(initial=-1)) >= config.vocab_size:
-            raise Corrupt(f"{FILE} names tokens that this checkpoint lacks; measure the history again")
+            raise STORED.corrupt(f"{FILE} names tokens that this checkpoint lacks")
         return cls(arrays, snapshots, measured, config)
 
     def save(self, folder: Path) -> None:
         """Write the file, whole or not at all; raises `Unavailable` when the disk does not take it."""
-        path = folder / FILE
         meta = {
-            "format": FORMAT, "version": VERSION, "checkpoint": self.snapshots[-1].hash,
+            "checkpoint": self.snapshots[-1].hash,
             "text": self.measured[0], "tokens": str(self.measured[1]),
             "snapshots": json.dumps([snapshot.to_json() for snapshot in self.snapshots]),
         }  # fmt: skip
-        try:
-            save_arrays(path, {name: self.arrays[name] for name in SHAPES}, meta)
-        except WRITE_ERRORS as error:
-            message = f"{path} cannot be written: {write_reason(error)}; name a folder with --out."
-            raise Unavailable(message, code="cannot_write") from None
+        STORED.save(folder / FILE, {name: self.arrays[name] for name in SHAPES}, meta)
 
 
 def shapes(config: ModelConfig, snapshots: int) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -182,7 +182,7 @@ def test_what_was_measured_before_a_figure_was_known_still_opens(checkpoint: Any
     (tmp_path / records.FILE).write_text(json.dumps(stored))
     arrays = load_file(checkpoint.path / written.FILE)
     del arrays["variation"]
-    meta = {"format": written.FORMAT, "version": written.VERSION, "checkpoint": HASH, "corpus": "random"}
+    meta = {"format": written.STORED.format, "version": written.STORED.version, "checkpoint": HASH, "corpus": "random"}
     save_file(arrays, tmp_path / written.FILE, {**meta, "predictions": "9", "perplexity": "70"})
     older = SimpleNamespace(path=tmp_path, hash=HASH, slug="tiny", config=CONFIG)
     shown = {table.id: table for table in accounted(older).tables}
