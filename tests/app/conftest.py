@@ -10,13 +10,16 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.database import Database
 from app.jobs import Queue
+from app.paths import migrations_dir
 from app.settings import Settings
 from app.store import Store
+from app.tables import Base
 
 
 @pytest.fixture(scope="session")
@@ -62,9 +65,22 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                 "WHERE pid != pg_backend_pid() AND datname = current_database()"
             )
-            connection.execute("DROP SCHEMA public CASCADE")
-            connection.execute("CREATE SCHEMA public")
+            if "from_nothing" in request.fixturenames or not _emptied(connection):
+                connection.execute("DROP SCHEMA public CASCADE")
+                connection.execute("CREATE SCHEMA public")
     return make_settings(tmp_path, database_url=address)
+
+
+def _emptied(connection: Any) -> bool:
+    """Empty the tables that an earlier test left; False where they are not all there, or not the newest."""
+    found = {row[0] for row in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")}
+    if found != {*Base.metadata.tables, "alembic_version"}:
+        return False
+    newest = sorted(path.name.partition("_")[0] for path in (migrations_dir() / "versions").glob("[0-9]*.py"))[-1]
+    if connection.execute("SELECT version_num FROM alembic_version").fetchall() != [(newest,)]:
+        return False
+    connection.execute(f"TRUNCATE {', '.join(Base.metadata.tables)} RESTART IDENTITY")
+    return True
 
 
 @pytest.fixture

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from legible_core.config import Attention, FeedForward, ModelConfig
 from legible_core.folder import Card
 from legible_core.model import Transformer
 from legible_core.registry import Checkpoint, open_checkpoint
+from legible_core.token_service import TokenizerService
 
 SLUG = "tiny"
 HOSTILE = "<script>alert(1)</script>\"'&"
@@ -111,10 +113,25 @@ class Site:
         return answer.headers["location"] if answer.status_code == 303 else address
 
 
+class Kept(TokenizerService):
+    """Tokenizer processes that outlive a workbench: most workbenches of tests ask one of them once."""
+
+    def close(self) -> None:
+        """Only `end` does."""
+
+    def end(self) -> None:
+        super().close()
+
+
+TOKENIZERS = Kept()
+atexit.register(TOKENIZERS.end)
+
+
 def open_site(folder: Path, checkpoint: Checkpoint, **settings: object) -> Site:
     made = Settings.load(**{"data_dir": folder, "workers": 0, "threads": 1, "device": "cpu", **settings})
     app = create_app(made)
-    services: Services = app.state.services
+    services: Services = replace(app.state.services, tokenizers=TOKENIZERS)
+    app.state.services = services
     services.store.add_checkpoint(checkpoint.slug, checkpoint.hash, str(checkpoint.path))
     services.catalogue.refresh()
     client = TestClient(app, base_url="http://127.0.0.1:8321", follow_redirects=False)
