@@ -5,13 +5,18 @@ BIN := $(VENV)/bin
 TEST_PROCESSES ?= 2
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: serve test bench lint clean
+# Tests start many processes; without bytecode on disk each would compile the whole program anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: serve test pytest bench lint clean
 
 serve: $(VENV)/.run            ## migrate the database, start web and worker, open the browser
 	$(BIN)/legible serve --open
 
-test: $(VENV)/.dev lint        ## lint, types, every test
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+test: lint pytest              ## lint, types, every test; `make -j2 test` checks types meanwhile
+
+pytest: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -32,8 +37,10 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e .
 	touch $@
 
+# pip compiles what it installs on one core, for a minute; this takes them all. What cannot be compiled is no program.
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) -e ".[dev]"
+	$(PIP) --no-compile -e ".[dev]"
+	$(BIN)/python -W ignore -m compileall -qq -j 0 -x 'site-packages/.*/tests?/' $(VENV)/lib || true
 	touch $@
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/bin/python
