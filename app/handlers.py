@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # What an ordinary model can be asked: it has no operands, and so nothing that is measured or changed in them. Its heads
 # and units can be removed and scaled like any others.
 ORDINARY = frozenset(
-    {"read", "head", "component", "patterns", "values", "generate", "pair", "account", "similar"}
+    {"read", "head", "component", "patterns", "values", "generate", "pair", "account", "similar", "scan"}
     | {"check", "necessity", "sufficiency", "path", "tune"}
 )
 
@@ -112,7 +112,12 @@ class Engines:
 
     def scan(self, context: Context) -> Outcome:
         """A scan, on the weights that readings use; its names can be searched as soon as they are indexed."""
-        outcome = scanning.handle(context, lambda hash: self.engine(context, hash, "float32").model)
+
+        def model(checkpoint_hash: str) -> Any:
+            checkpoint = Catalogue(context.store).get(checkpoint_hash)
+            return self.engine(context, checkpoint_hash, checkpoint.compute_dtype("float32")).model
+
+        outcome = scanning.handle(context, model)
         indexing.look(context.worker.queue, NamesIndex(context.store.database), Catalogue(context.store).checkpoints())
         return outcome
 

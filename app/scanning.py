@@ -8,22 +8,27 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from app import scanning_ordinary as ordinary
 from legible_core.errors import LegibleError, NotFound, Unavailable
 from legible_core.figures import loss_text, perplexity_text
 
 if TYPE_CHECKING:
     from app.worker import Context, Outcome
+    from legible_core.adapters.registration import OrdinaryCheckpoint
     from legible_core.model.transformer import Transformer
     from legible_core.naming.contexts import Contexts
     from legible_core.naming.names import Names
-    from legible_core.naming.scan import Scan
+    from legible_core.naming.resumable import Resumable
+    from legible_core.ordinary.scan import OrdinaryScan
     from legible_core.registry import Checkpoint
+    from legible_core.tokens import Tokenizer
 
 STATES = "scans"
 KINDS = (".txt", ".xz")
 SAMPLED = "sampled by this checkpoint"
+OWN_TEXT = "This is the checkpoint's own text: its loss there is no measure of its quality."
 Between = Callable[[int], None]
 
 
@@ -42,19 +47,22 @@ class Text:
 
 @dataclass(frozen=True)
 class Job:
-    """How to scan: batch size in windows, device, shard (i, n), where states are kept, the model if loaded."""
+    """How to scan: batch size in windows, device, shard (i, n), where states are kept, the model if loaded.
 
-    state: Path
+    load: gives the model when it is needed, instead of loading it here.
+    """
+
+    state: Path | None
     batch: int = 8
     device: str = "auto"
     restart: bool = False
     shard: tuple[int, int] = (0, 1)
     contexts: bool = True
     between: Between | None = field(default=None, compare=False)
-    model: Transformer | None = field(default=None, compare=False)
+    load: Callable[[], Any] | None = field(default=None, compare=False)
 
 
-def handle(context: Context, model: Callable[[str], Transformer] | None = None) -> Outcome:
+def handle(context: Context, model: Callable[[str], Any] | None = None) -> Outcome:
     """The worker's scan job: payload `slug`, and `corpus` (a path on its machine) or `sample` (tokens) or both.
 
     model: gives the loaded one of a checkpoint's hash, where the worker shares it; without, it is loaded here.
@@ -77,7 +85,7 @@ def handle(context: Context, model: Callable[[str], Transformer] | None = None) 
         device=context.settings.device,
         contexts=corpus is None or sample is None,
         between=lambda done: context.between_batches(),
-        model=None if model is None else model(checkpoint.hash),
+        load=None if model is None else lambda: model(checkpoint.hash),
     )
     text = Text(corpus, None if corpus is not None else sample, tokens=payload.get("tokens"))
     scan = prepare_scan(checkpoint, text, job)
@@ -93,7 +101,8 @@ def handle(context: Context, model: Callable[[str], Transformer] | None = None) 
     names = finish(scan, checkpoint, out, between=context.between_batches)
     if corpus is not None and sample is not None:
         sampled_contexts(checkpoint, scan.model, sample, out, between=lambda done: context.between_batches())
-    return Outcome({key: names.meta[key] for key in ("checkpoint", "corpus", "quality", "legibility")})
+    figures = ("checkpoint", "corpus", "quality", "values" if checkpoint.ordinary else "legibility")
+    return Outcome({key: names.meta[key] for key in figures})
 
 
 def prepare(
@@ -106,14 +115,14 @@ def prepare(
     device: str = "auto",
     restart: bool = False,
     between: Between | None = None,
-) -> Scan:
+) -> Resumable:
     """`prepare_scan` of a corpus file."""
     return prepare_scan(
         checkpoint, Text(corpus, tokens=tokens), Job(state, batch, device, restart=restart, between=between)
     )
 
 
-def prepare_scan(checkpoint: Checkpoint, text: Text, job: Job) -> Scan:
+def prepare_scan(checkpoint: Checkpoint, text: Text, job: Job) -> Resumable:
     """Load the checkpoint, make the text's ids, and take up the saved state of this very scan if there is one.
 
     `job.state` is the folder of all scans' states; each has a folder of its own in it, named after checkpoint and text.
@@ -122,7 +131,7 @@ def prepare_scan(checkpoint: Checkpoint, text: Text, job: Job) -> Scan:
     return _scan(checkpoint, _inputs(checkpoint, text, job), text, job)
 
 
-def merged(checkpoint: Checkpoint, text: Text, job: Job, count: int) -> Scan:
+def merged(checkpoint: Checkpoint, text: Text, job: Job, count: int) -> Resumable:
     """The finished shards 1 to `count` of a scan as one; raises `NotFound` naming those that are not finished."""
     inputs = _inputs(checkpoint, text, job)
     shards = [_scan(checkpoint, inputs, text, replace(job, shard=(index, count))) for index in range(count)]
@@ -136,38 +145,46 @@ def merged(checkpoint: Checkpoint, text: Text, job: Job, count: int) -> Scan:
     return shards[0]
 
 
-def _inputs(checkpoint: Checkpoint, text: Text, job: Job) -> tuple[Transformer, Any, int | None, str]:
+def _inputs(checkpoint: Checkpoint, text: Text, job: Job) -> tuple[Any, Any, int | None, str]:
     """The model, and the text's ids, end-of-text id and name."""
+
+    def model() -> Any:
+        return job.load() if job.load is not None else load_any(checkpoint, job.device)
+
     if text.corpus is not None:
         ids, end, name = corpus_ids(checkpoint, text.corpus, text.tokens, job.between)
-        return job.model or load_on(checkpoint, job.device), ids, end, name
-    model = job.model or load_on(checkpoint, job.device)
-    ids, _, name = sampled_ids(checkpoint, model, text.sample or 0, text.seed, job.between)
+        return model(), ids, end, name
+    # An ordinary model's text is made before it is loaded as it is scanned.
+    loaded = None if checkpoint.ordinary else model()
+    ids, _, name = sampled_ids(checkpoint, loaded, text.sample or 0, text.seed, job.between, device=job.device)
     # The windows of a sampled text are its documents, and its halves are whole windows.
-    return model, ids, None, name
+    return loaded or model(), ids, None, name
 
 
-def _scan(checkpoint: Checkpoint, inputs: tuple[Transformer, Any, int | None, str], text: Text, job: Job) -> Scan:
+def _scan(checkpoint: Checkpoint, inputs: tuple[Any, Any, int | None, str], text: Text, job: Job) -> Resumable:
     from legible_core.naming.scan import Scan
 
     model, ids, end, name = inputs
     key = json.dumps([checkpoint.hash, hashlib.sha256(ids.tobytes()).hexdigest(), job.batch, job.contexts])
-    folder = job.state / (hashlib.sha256(key.encode()).hexdigest()[:24] + _suffix(job.shard))
-    if job.restart and folder.is_dir():
+    named = hashlib.sha256(key.encode()).hexdigest()[:24] + _suffix(job.shard)
+    folder = None if job.state is None else job.state / named
+    if job.restart and folder is not None and folder.is_dir():
         for file in folder.iterdir():
             file.unlink()
-    return Scan(
-        model,
-        ids,
-        name,
-        checkpoint_hash=checkpoint.hash,
-        end_of_document=end,
-        batch=job.batch,
-        state=folder,
-        shard=job.shard,
-        contexts=job.contexts,
-        sampled=None if text.corpus is not None else text.seed,
-    )
+    options: dict[str, Any] = {
+        "checkpoint_hash": checkpoint.hash,
+        "end_of_document": end,
+        "batch": job.batch,
+        "state": folder,
+        "shard": job.shard,
+        "contexts": job.contexts,
+        "sampled": None if text.corpus is not None else text.seed,
+    }
+    if checkpoint.ordinary:
+        from legible_core.ordinary.scan import OrdinaryScan
+
+        return OrdinaryScan(model, ids, name, begin=ordinary.begin_of(_ordinary(checkpoint)), **options)
+    return Scan(model, ids, name, **options)
 
 
 def _suffix(shard: tuple[int, int]) -> str:
@@ -176,29 +193,59 @@ def _suffix(shard: tuple[int, int]) -> str:
 
 def corpus_ids(checkpoint: Checkpoint, corpus: Path, limit: int | None, between: Between | None) -> Any:
     """The ids of a corpus file, its end-of-text id, its name."""
-    from legible_core.naming.corpus import token_stream
-    from legible_core.tokens import Tokenizer
+    from legible_core.naming.corpus import END_OF_TEXT, token_stream
     from legible_core.training.data import documents
 
-    tokenizer = Tokenizer.load(checkpoint.tokenizer_path)
-    return *token_stream(documents(corpus), tokenizer, limit=limit, between=between), corpus.name
+    ends = ordinary.end_of(_ordinary(checkpoint)) if checkpoint.ordinary else END_OF_TEXT
+    tokenizer = tokenizer_of(checkpoint)
+    return *token_stream(documents(corpus), tokenizer, limit=limit, between=between, ends=ends), corpus.name
 
 
-def sampled_ids(checkpoint: Checkpoint, model: Transformer, tokens: int, seed: int, between: Between | None) -> Any:
-    """The ids of a text that the checkpoint writes, the end-of-text id, and what the text is called."""
+def sampled_ids(
+    checkpoint: Checkpoint,
+    model: Any,
+    tokens: int,
+    seed: int,
+    between: Between | None,
+    *,
+    device: str = "auto",
+) -> Any:
+    """The ids of a text that the checkpoint writes, the end-of-text id, and what the text is called.
+
+    model: the loaded one of a legible checkpoint; an ordinary one is loaded on `device` for this alone.
+    """
     import numpy as np
 
     from legible_core.naming.corpus import END_OF_TEXT
     from legible_core.naming.sample import sample
-    from legible_core.tokens import Tokenizer
 
-    end = Tokenizer.load(checkpoint.tokenizer_path).find(END_OF_TEXT)
+    tokenizer = tokenizer_of(checkpoint)
+    if checkpoint.ordinary:
+        ids = ordinary.written_ids(_ordinary(checkpoint), tokenizer, tokens, seed, device, between)
+        return ids, None, SAMPLED
+    end = tokenizer.find(END_OF_TEXT)
     parts = []
     for windows in sample(model, tokens, seed=seed, end_of_document=end):
         parts.append(windows.reshape(-1))
         if between is not None:
             between(sum(part.size for part in parts))
     return np.concatenate(parts), end, SAMPLED
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
+    """The checkpoint's tokenizer; an ordinary model may have more rows than tokens."""
+    from legible_core.tokens import Tokenizer
+
+    return Tokenizer.load(checkpoint.tokenizer_path, checkpoint.config.vocab_size if checkpoint.ordinary else 0)
+
+
+def _ordinary(checkpoint: Checkpoint) -> OrdinaryCheckpoint:
+    return cast("OrdinaryCheckpoint", checkpoint)
+
+
+def load_any(checkpoint: Checkpoint, device: str) -> Any:
+    """As `load_on`, ordinary models too."""
+    return ordinary.load(_ordinary(checkpoint), device) if checkpoint.ordinary else load_on(checkpoint, device)
 
 
 def load_on(checkpoint: Checkpoint, device: str) -> Transformer:
@@ -232,24 +279,28 @@ def check_writable(folder: Path) -> None:
 
 
 def finish(
-    scan: Scan, checkpoint: Checkpoint, out: Path | None = None, *, between: Callable[[], None] | None = None
+    scan: Resumable, checkpoint: Checkpoint, out: Path | None = None, *, between: Callable[[], None] | None = None
 ) -> Names:
     """Make and write the names of a finished scan, and its contexts where it collected them; then forget its state."""
     from legible_core.naming.assemble import write_names
     from legible_core.naming.collect import write_contexts
     from legible_core.naming.contexts import Source
     from legible_core.naming.corpus import END_OF_TEXT
-    from legible_core.tokens import Tokenizer
+    from legible_core.naming.scan import Scan
 
-    tokenizer = Tokenizer.load(checkpoint.tokenizer_path)
-    names = write_names(out or checkpoint.path, scan, tokenizer, between=between)
+    tokenizer, folder = tokenizer_of(checkpoint), out or checkpoint.path
+    if not isinstance(scan, Scan):
+        names = ordinary.store(cast("OrdinaryScan", scan), _ordinary(checkpoint), tokenizer, folder, between)
+        scan.discard()
+        return names
+    names = write_names(folder, scan, tokenizer, between=between)
     if scan.collector is not None:
         import numpy as np
 
         corpus = scan.corpus
         kind = "corpus" if corpus.sampled is None else "sampled"
         write_contexts(
-            out or checkpoint.path,
+            folder,
             scan.collector,
             np.concatenate(scan.parts),
             Source(kind, corpus.name, corpus.tokens, corpus.sampled),
@@ -263,7 +314,7 @@ def finish(
 
 def sampled_contexts(
     checkpoint: Checkpoint,
-    model: Transformer,
+    model: Any,
     tokens: int,
     out: Path | None = None,
     *,
@@ -277,8 +328,17 @@ def sampled_contexts(
     from legible_core.naming.collect import Collector, write_contexts
     from legible_core.naming.contexts import Source
     from legible_core.naming.sample import collect
-    from legible_core.tokens import Tokenizer
 
+    if checkpoint.ordinary:
+        device = str(model.token_embedding.device)
+        ids, end, name = sampled_ids(checkpoint, model, tokens, seed, between, device=device)
+        inputs = model, ids, end, name
+        scan = _scan(checkpoint, inputs, Text(sample=tokens, seed=seed), Job(None))
+        for progress in scan.run():
+            if between is not None:
+                between(progress.done)
+        found = cast("OrdinaryScan", scan)
+        return ordinary.store_contexts(found, _ordinary(checkpoint), tokenizer_of(checkpoint), out or checkpoint.path)
     ids, end, name = sampled_ids(checkpoint, model, tokens, seed, between)
     collector = Collector(model.config)
     for done in collect(model, ids, collector):
@@ -289,7 +349,7 @@ def sampled_contexts(
         collector,
         ids,
         Source("sampled", name, len(ids), seed),
-        Tokenizer.load(checkpoint.tokenizer_path),
+        tokenizer_of(checkpoint),
         checkpoint_hash=checkpoint.hash,
         end_of_document=end,
     )
@@ -306,6 +366,10 @@ def report(names: Names) -> str:
         "",
         f"{'per cent':>10} {'crisp':>7} {'ON':>6} {'SELECT.':>8} {'CONST.':>7} {'FUZZY':>6}",
     ]
+    if names.plain is not None:
+        if corpus.get("sampled") is not None:
+            lines.append(OWN_TEXT)
+        return "\n".join([*lines[:2], "", *ordinary.rows(names)])
     layers = names.legibility["layers"]
     rows = [(f"L{index}", layer) for index, layer in enumerate(layers)] + [("all", names.legibility["all"])]
     for surface, title in (
@@ -322,7 +386,7 @@ def report(names: Names) -> str:
             figures = (row[key] * 100 for key in ("crisp", "on", "selective", "constant", "fuzzy"))
             lines.append(f"{name:>10} " + "{:7.1f} {:6.1f} {:8.1f} {:7.1f} {:6.1f}".format(*figures))
     if corpus.get("sampled") is not None:
-        lines.insert(2, "This is the checkpoint's own text: its loss there is no measure of its quality.")
+        lines.insert(2, OWN_TEXT)
     lines.append("names: share of all operands, per cent")
     lines.append(f"{'':>10} {'alive':>7} {'in ON range':>12} {'nameable':>9} {'and labelled':>13}")
     for name, layer in rows:

@@ -13,13 +13,14 @@ import typer
 
 from app.commands.interrupt import interruptible
 from app.commands.shipped import Replace, keep_shipped
-from app.scanning import Job, Text, check_writable, finish, load_on, merged, prepare_scan, report, sampled_contexts
+from app.scanning import Job, Text, check_writable, finish, load_any, merged, prepare_scan, report, sampled_contexts
+from app.scanning_ordinary import in_dtype
 from legible_core.errors import LegibleError, NotFound
 
 if TYPE_CHECKING:
     from legible_core.naming.contexts import Contexts
     from legible_core.naming.names import Names
-    from legible_core.naming.scan import Progress
+    from legible_core.naming.resumable import Progress
     from legible_core.registry import Checkpoint
 
 
@@ -63,8 +64,13 @@ def scan(
     tokens: Annotated[
         int | None, typer.Option(help="Scan only the first so many tokens of the corpus.", min=64)
     ] = None,
-    batch: Annotated[int, typer.Option(help="Windows of one context length in a batch.", min=1, max=4096)] = 8,
+    batch: Annotated[
+        int, typer.Option(help="Windows in a batch, of a context length, or of 256 tokens.", min=1, max=4096)
+    ] = 8,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="Of an ordinary model: float32 or bfloat16; default: as it was added.")
+    ] = "",
     restart: Annotated[bool, typer.Option("--restart", help="Forget an interrupted scan instead of going on.")] = False,
     shard: Annotated[
         str | None, typer.Option(metavar="I/N", help="Scan only the I-th of N parts; --merge N puts them together.")
@@ -80,22 +86,27 @@ def scan(
 ) -> None:
     """Measure legibility, detect lists, agreement, promote lists, labels and contexts, and store them with the weights.
 
+    Of an ordinary model, what its units do: mean, extremes, histogram, what they are most active on, what they promote.
+
     Ctrl-C saves the state after the batch in hand; the same command goes on from there and ends with the same numbers.
     """
     from app.commands.read import find
     from app.settings import Settings
 
     _check(corpus, sample, contexts_only, shard, merge)
-    checkpoint = find(model)
+    checkpoint = in_dtype(find(model), dtype)
     if corpus is not None and not corpus.is_file():
         raise NotFound(f"There is no text at {corpus}; give a UTF-8 text file, plain or .xz.")
     if out is not None and not out.is_dir():
         raise NotFound(f"There is no folder {out}; make it first, or leave --out away.")
+    settings = Settings.load()
+    if out is None and shard is None:
+        out = _place(checkpoint, settings.data_dir)
     if out is None and shard is None:
         made = "contexts.safetensors" if contexts_only else "names.json"
         keep_shipped(checkpoint, (made,), replace=replace_shipped)
     check_writable(out or checkpoint.path)
-    folder = state or Settings.load().data_dir / "scans"
+    folder = state or settings.data_dir / "scans"
     sampled_too = corpus is not None and sample is not None and shard is None
     plan = Plan(
         checkpoint,
@@ -140,6 +151,25 @@ def _check(corpus: Path | None, sample: int | None, contexts_only: bool, shard: 
         raise LegibleError(reason, code="bad_options")
 
 
+def _place(checkpoint: Checkpoint, data: Path) -> Path | None:
+    """Where the names of a model's own folder go, as transformers saved it: to its registration, where it has one.
+
+    None leaves it to the checkpoint. Raises `LegibleError` where nobody added the model: its folder is left alone.
+    """
+    from legible_core.adapters.registration import OrdinaryCheckpoint
+
+    if not isinstance(checkpoint, OrdinaryCheckpoint) or checkpoint.path != checkpoint.source:
+        return None
+    registered = data / "ordinary" / checkpoint.hash[:16]
+    if registered.is_dir():
+        return registered
+    raise LegibleError(
+        f"Nobody added {checkpoint.slug} yet, and a scan writes nothing into a model's own folder.",
+        code="not_added",
+        hint=f"Add it with `legible add {checkpoint.path}`, or name another folder with --out.",
+    )
+
+
 def _shard(text: str | None) -> tuple[int, int]:
     if text is None:
         return 0, 1
@@ -150,8 +180,8 @@ def _shard(text: str | None) -> tuple[int, int]:
 
 
 def _figures(names: Names | None, contexts: Contexts | None) -> dict[str, Any]:
-    keys = ("checkpoint", "corpus", "quality", "legibility", "thresholds")
-    figures = {} if names is None else {key: names.meta[key] for key in keys}
+    keys = ("checkpoint", "corpus", "quality", "legibility", "values", "thresholds")
+    figures = {} if names is None else {key: names.meta[key] for key in keys if key in names.meta}
     return figures if contexts is None else figures | {"contexts": contexts.source.to_json()}
 
 
@@ -180,7 +210,7 @@ def _with_progress(plan: Plan, interrupted: Callable[[], bool]) -> tuple[Names |
 
         job = replace(plan.job, between=between)
         if plan.contexts_only:
-            loaded = load_on(checkpoint, job.device)
+            loaded = load_any(checkpoint, job.device)
             return None, _contexts(plan, loaded, bar, task, between), True
         if plan.merge is not None:
             found = merged(checkpoint, text, job, plan.merge)

@@ -21,13 +21,15 @@ def token_stream(
     *,
     limit: int | None = None,
     between: Callable[[int], None] | None = None,
+    ends: bytes | None = END_OF_TEXT,
 ) -> tuple[NDArray[np.int64], int | None]:
     """The ids of all documents, each closed by the end-of-text token where the vocabulary has one, and that token.
 
-    limit: stop after this many tokens. between: called with the number of tokens so far, after each piece of text.
+    limit: stop after this many tokens. ends: the bytes of the token that ends a text. between: called with the number
+    of tokens so far, after each piece of text.
     Raises `LegibleError` when there is no text at all.
     """
-    end = tokenizer.find(END_OF_TEXT)
+    end = None if ends is None else tokenizer.find(ends)
     parts: list[NDArray[np.int32]] = []
     total = 0
     for document in documents:
