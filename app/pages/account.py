@@ -188,7 +188,7 @@ def _job(services: Services, prompt: Prompt, checkpoint: Checkpoint, asked: Aske
     key = f"account:2:{prompt.digest}:{position}:{'-' if asked.target is None else asked.target}"
     job = services.queue.find(key)
     if job is None or (job.state == "done" and job.result is None):
-        payload = {"request": request.to_json(), "slug": prompt.slug}
+        payload = {"request": request.to_json(), "slug": prompt.slug, "text": prompt.text}
         job = services.queue.submit("account", key, payload, subject=prompt.digest)
     return job
 

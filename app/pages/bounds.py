@@ -171,7 +171,7 @@ def _job(services: Services, subject: Subject) -> Job:
     if job is None or (job.state == "done" and job.result is None):
         payload = {
             "request": request.to_json(), "slug": subject.prompt.slug, "unit": str(subject.unit),
-            "radius": subject.radius,
+            "radius": subject.radius, "text": subject.prompt.text,
         }  # fmt: skip
         job = services.queue.submit("bounds", key, payload, subject=subject.prompt.digest)
     return job

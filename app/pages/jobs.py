@@ -193,6 +193,15 @@ def _subject(urls: Urls, job: Job) -> tuple[str, str | None]:
         href = urls.reading_part(slug, job.subject, "causal", **where, view=view, **more)
         said = " ".join([{"check": "checks"}.get(job.kind, job.kind), *more.values()])
         return f"causal {said} of “{clipped(str(payload.get('text', '')), 48)}”", href
+    if job.kind in ("account", "bounds", "tune") and job.subject and isinstance(asked, dict):
+        where = {name: asked.get(name) for name in ("position", "target")}
+        text = clipped(str(payload.get("text", "")), 48)
+        of = f"of “{text}”" if text else f"with {slug}"
+        if job.kind == "bounds":
+            where |= {"contrast": asked.get("contrast"), "radius": payload.get("radius")}
+            return f"bounds of {payload['unit']} {of}", urls.bounds(slug, job.subject, payload["unit"], **where)
+        said = "accounting" if job.kind == "account" else "sliders"
+        return f"{said} {of}", urls.reading_part(slug, job.subject, job.kind, **where)
     if isinstance(asked, dict) and job.subject and slug:
         text = clipped(str(payload.get("text", "")), 48)
         component = payload.get("component")

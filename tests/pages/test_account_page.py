@@ -32,6 +32,8 @@ def test_the_page_waits_and_then_says_what_its_json_says(shared: Site, digest: s
     assert first.status_code == 200
     assert 'hx-trigger="every' in first.text
     assert shared.client.get(account(digest, end=".json")).status_code == 202
+    job = next(j for j in shared.client.get("/jobs.json").json()["jobs"] if j["state"] == "waiting")
+    assert (job["what"], job["href"].partition("?")[0]) == (f"accounting of “{PROMPT}”", account(digest))
     shared.work()
     page = shared.client.get(account(digest)).text
     data = shared.client.get(account(digest, end=".json")).json()

@@ -39,6 +39,8 @@ def test_the_panel_says_the_range_and_its_page_proves_more(site: Site) -> None:
     site.work()
     whole = text_of(site.client.get(link + "&radius=0.1").text)
     assert "Next." in whole or "Looking closer" in whole or "No worker" in whole
+    jobs = site.client.get("/jobs.json").json()["jobs"]
+    assert (f"bounds of {unit['id']} of “{PROMPT}”", link + "&radius=0.1") in [(j["what"], j["href"]) for j in jobs]
     site.work()
     whole = text_of(site.client.get(link + "&radius=0.1").text)
     assert f"can write between {shown[1]} and {shown[2]} to" in whole
