@@ -33,7 +33,7 @@ from app.tables import (
     clock,
 )
 from legible_core.errors import Conflict
-from legible_core.naming.columns import columns, component_range, lifts, operand_range, promotions
+from legible_core.naming.columns import columns, component_range, lifts, list_lengths, operand_range, promotions
 from legible_core.naming.names import ARRAYS, JSON, Names
 from legible_core.units import Channel, Component, Head, HeadOperand, Operand, QuantifierOperand, Unit
 
@@ -224,8 +224,7 @@ def _size(names: Names, texts: Mapping[int, tuple[str, str]]) -> int:
     operands = operand_range(names, layers[-1]).stop
     components = component_range(names, layers[-1]).stop
     width = names._arrays["promote.tokens"].shape[1] + names._arrays["rare.tokens"].shape[1]
-    lengths = np.diff(names._arrays["detect.offsets"].astype(np.int64))
-    return len(texts) + operands + components * (1 + width) + int(np.minimum(lengths, LEADING).sum())
+    return len(texts) + operands + components * (1 + width) + int(np.minimum(list_lengths(names), LEADING).sum())
 
 
 def _token_rows(index: int, texts: Mapping[int, tuple[str, str]]) -> Iterator[tuple[Any, ...]]:
@@ -302,7 +301,7 @@ def _labels(names: Names) -> dict[str, list[int]]:
 
 
 def page_of(operand: Component, names: Names) -> str:
-    """The unit or head whose page shows an operand: a pair's first unit, a quantifier's own, a head."""
+    """The unit or head whose page shows an operand: a pair's first unit, a quantifier's own, a head, a unit itself."""
     match operand:
         case HeadOperand(layer, head) | Channel(layer, head):
             return str(Head(layer, head))

@@ -14,7 +14,7 @@ from legible_core.naming.contexts import FILE, Contexts
 from legible_core.registry import Checkpoint
 from legible_core.units import Component
 
-STRONGEST, RANDOM = 4, 2
+SHOWN = {"strongest": 4, "lowest": 4, "random": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def strips_of(contexts: Contexts | None, component: Component, *, bounded: bool 
     except LegibleError:
         return None
     kept = [
-        c for chosen, count in (("strongest", STRONGEST), ("random", RANDOM))
+        c for chosen, count in SHOWN.items()
         for c in [c for c in found if c.chosen == chosen][:count]
     ]  # fmt: skip
     if not kept:
@@ -66,7 +66,10 @@ def strips_of(contexts: Contexts | None, component: Component, *, bounded: bool 
     strips = []
     for context in kept:
         values = context.values
-        shades = [min(4, int(v * 5)) for v in values] if bounded else attention_levels([max(0.0, v) for v in values])
+        sign = -1.0 if context.chosen == "lowest" else 1.0  # there, the more negative the darker
+        shades = (
+            [min(4, int(v * 5)) for v in values] if bounded else attention_levels([max(0.0, sign * v) for v in values])
+        )
         tokens = tuple(
             Shaded(display, max(0, shade), short(value), index == context.at)
             for index, (display, value, shade) in enumerate(zip(context.tokens, values, shades, strict=True))

@@ -68,6 +68,21 @@ def operand_piece(operand: Any) -> Piece:
     return Piece(operand.id, token=True, evidence=None)
 
 
+def active_piece(values: Any) -> Piece:
+    """What an ordinary unit is most active on: the label of its detect list, else its leading tokens, else “?”."""
+    if not values.detect:
+        return Piece("?", measured=True, evidence="measured on data; no token stands out among its strongest positions")
+    listed = ", ".join(f"{d.display} (lift {d.lift:.1f}, n {d.count})" for d in values.detect[:5])
+    parts = [f"measured on data; strongest at {listed}"]
+    if values.agreement is not None:
+        parts.append(f"agreement {values.agreement:.2f} on unseen text")
+    label = values.label
+    if label is not None and label.q is not None:
+        parts.insert(1, f"q = {label.q:.1g} over {label.n} tokens")
+        return Piece(label.text, measured=True, evidence="; ".join(parts))
+    return Piece(quoted(values.detect[:3]), measured=True, evidence="; ".join(parts), token=True)
+
+
 def promote_piece(promotes: Sequence[Any], label: Any) -> Piece | None:
     """The name of a write column: its label, else its leading tokens in quotes."""
     shown = ", ".join(f"{p.display} {p.weight:+.2f}".replace("-", "−") for p in promotes[:10])

@@ -19,22 +19,24 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from app.pages.formula import Piece, tokens
+from app.pages.formula import GUESS, Piece, tokens
 from app.pages.named import Row
 from legible_core.config import ModelConfig
 from legible_core.naming.columns import Columns, columns
 from legible_core.naming.names import Names
 from legible_core.units import GLYPHS, KINDS, PLAIN_NAMES, Unit
 
-Sort: TypeAlias = Literal["unit", "crisp", "on", "kind", "label", "agreement", "half_life"]
+Sort: TypeAlias = Literal["unit", "crisp", "on", "kind", "label", "agreement", "half_life", "mean", "most", "above"]
+Range: TypeAlias = tuple[str, float | None, float | None]
 Floats: TypeAlias = NDArray[np.float64]
+PLAIN: tuple[Sort, ...] = ("mean", "most", "above")  # what a scan measures of an ordinary model's units
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
     """What a unit must be to be shown; None leaves it open. `label`: a class on either side; `text`: part of a name.
 
-    `units`: by number.
+    `units`: by number. `ranges`: of an ordinary model's units, (statistic, at least, at most).
     """
 
     kind: str | None = None
@@ -45,6 +47,7 @@ class Filters:
     below: float | None = None
     text: str = ""
     units: frozenset[int] | None = None
+    ranges: tuple[Range, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +70,8 @@ class LayerTable:
     def chosen(self, filters: Filters, sort: Sort, *, down: bool) -> list[int]:
         """The units that pass, in order; equal ones by their number."""
         places = np.flatnonzero(self._passing(filters))
-        values = self.values[sort][places]
+        # What a table lacks is asked for by an address of another model's: nothing is put in order by it.
+        values = self.values.get(sort, self.values["unit"])[places]
         order = np.argsort(-values if down else values, kind="stable")  # NaN sorts last either way
         return [int(place) for place in places[order]]
 
@@ -99,6 +103,10 @@ class LayerTable:
             passing &= half_life >= filters.above
         if filters.below is not None:
             passing &= half_life <= filters.below
+        for name, low, high in filters.ranges:
+            values = self.values.get(name, np.full(len(self), np.nan))
+            passing &= (low is None) | (values >= (-np.inf if low is None else low))
+            passing &= (high is None) | (values <= (np.inf if high is None else high))
         if filters.units is not None:
             passing &= _flags(unit in filters.units for unit in range(len(self)))
         if filters.text:
@@ -107,14 +115,14 @@ class LayerTable:
         return passing
 
     def _row(self, place: int) -> Row:
-        crisp, on, agreement, half_life = (
-            None if np.isnan(self.values[name][place]) else float(self.values[name][place])
-            for name in ("crisp", "on", "agreement", "half_life")
+        crisp, on, agreement, half_life, *plain = (
+            None if name not in self.values or np.isnan(self.values[name][place]) else float(self.values[name][place])
+            for name in ("crisp", "on", "agreement", "half_life", *PLAIN)
         )
         kind = self.kind[place]
         return Row(
             str(Unit(self.layer, place)), place, kind, GLYPHS[kind], self.formula[place], self.label[place],
-            self.cls[place], crisp, on, agreement, half_life, bool(self.nameable[place]),
+            self.cls[place], crisp, on, agreement, half_life, bool(self.nameable[place]), *plain,
         )  # fmt: skip
 
 
@@ -128,8 +136,10 @@ def _named(names: Names, layer: int) -> LayerTable:
     table = columns(names, layer)
     of = table.components
     units = range(of.first_unit, len(of.ids))
-    formulas = tuple(_formula(table, place) for place in units)
+    formulas = tuple((_formula if names.plain is None else _guess)(table, place) for place in units)
     texts = tuple(" ".join(piece.text for piece in pieces).casefold() for pieces in formulas)
+    plain = names.plain
+    measured = {} if plain is None else {name: plain.column(layer, name) for name in PLAIN}
     values = {name: getattr(of, name)[of.first_unit :] for name in ("crisp", "on", "agreement", "half_life")}
     return LayerTable(
         layer=layer,
@@ -139,7 +149,7 @@ def _named(names: Names, layer: int) -> LayerTable:
         label=tuple(shown or None for shown in of.shown[of.first_unit :]),
         sides=tuple(_sides(table, place) for place in units),
         text=texts,
-        values={**values, **_orders(of.kind[of.first_unit :], texts)},
+        values={**values, **measured, **_orders(of.kind[of.first_unit :], texts)},
         nameable=of.nameable[of.first_unit :],
     )
 
@@ -189,6 +199,13 @@ def _formula(table: Columns, place: int) -> tuple[Piece, ...]:
     else:
         found = (Piece(PLAIN_NAMES.get(kind, kind)),)  # type: ignore[assignment]
     return (*found, Piece("→", operator=True), Piece(of.shown[place])) if of.shown[place] else found
+
+
+def _guess(table: Columns, place: int) -> tuple[Piece, ...]:
+    """An ordinary unit's name: what it is most active on and what it promotes, marked as a guess."""
+    detects, promotes = table.operands.shown[int(table.components.a[place])], table.components.shown[place]
+    found = (GUESS, Piece(detects or "?", measured=True))
+    return (*found, Piece("→", operator=True), Piece(promotes)) if promotes else found
 
 
 def _sides(table: Columns, place: int) -> frozenset[str]:

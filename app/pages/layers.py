@@ -13,7 +13,7 @@ from starlette.convertors import Convertor, register_url_convertor
 
 from app.names_index import stamp_of
 from app.pages.kept import asked, kept
-from app.pages.layer_table import Filters, Sort, layer_table
+from app.pages.layer_table import Filters, Range, Sort, layer_table
 from app.pages.named import Row, names_of
 from app.pages.parts import is_embed
 from app.pages.view import html, page, twin
@@ -37,6 +37,13 @@ COLUMNS: tuple[tuple[Sort, str], ...] = (
 )  # fmt: skip
 
 
+PLAIN_COLUMNS: tuple[tuple[Sort, str], ...] = (
+    ("unit", "unit"), ("kind", "kind"), ("label", "most active on → promotes"), ("mean", "mean"), ("most", "max"),
+    ("above", "above 0"), ("agreement", "agreement"),
+)  # fmt: skip
+RANGES = ("mean", "most", "above", "agreement")
+
+
 class Asked(BaseModel):
     """The query of the page's address; what is not named takes its usual value and is left out of addresses."""
 
@@ -50,6 +57,13 @@ class Asked(BaseModel):
     label: str | None = Field(default=None, max_length=100, description="a class label, on either side")
     half_min: float | None = Field(default=None, ge=0, description="half-life in tokens, at least")
     half_max: float | None = Field(default=None, ge=0, description="half-life in tokens, at most")
+    mean_min: float | None = Field(default=None, allow_inf_nan=False, description="of an ordinary model's units")
+    mean_max: float | None = Field(default=None, allow_inf_nan=False)
+    most_min: float | None = Field(default=None, allow_inf_nan=False, description="their maximum, at least")
+    most_max: float | None = Field(default=None, allow_inf_nan=False)
+    above_min: float | None = Field(default=None, ge=0, le=100, description="per cent of tokens above 0")
+    above_max: float | None = Field(default=None, ge=0, le=100)
+    agreement_min: float | None = Field(default=None, ge=0, le=1)
     human: bool = Field(default=False, description="named or noted by people, itself or an operand")
     q: str = Field(default="", max_length=80, description="part of a name")
     page: int = Field(default=1, ge=1, le=MAX_PAGE)
@@ -62,8 +76,17 @@ class Asked(BaseModel):
         label = self.label.strip() if self.label else None
         return Filters(
             self.kind, self.cls, self.nameable, label or None, self.half_min, self.half_max, self.q.strip(),
-            human if self.human else None,
+            human if self.human else None, self._ranges(),
         )  # fmt: skip
+
+    def _ranges(self) -> tuple[Range, ...]:
+        ends = ((name, getattr(self, f"{name}_min"), getattr(self, f"{name}_max", None)) for name in RANGES)
+        found = [(name, low, high) for name, low, high in ends if low is not None or high is not None]
+        share = 0.01  # shares are asked for in per cent
+        return tuple(
+            (name, *(None if end is None else end * (share if name == "above" else 1.0) for end in part))
+            for name, *part in found
+        )  # type: ignore[misc]
 
     def query(self, **changes: Any) -> dict[str, Any]:
         """The address's query after some changes; a change of anything but the page leads to the first page."""
@@ -78,9 +101,15 @@ class Asked(BaseModel):
             "label": changed.label or None,
             "half_min": _short(changed.half_min),
             "half_max": _short(changed.half_max),
+            **{name: _short(getattr(changed, name)) for name in NUMBERS},
             "q": changed.q.strip() or None,
             "page": changed.page if changed.page > 1 else None,
         }
+
+
+NUMBERS = (
+    "mean_min", "mean_max", "most_min", "most_max", "above_min", "above_max", "agreement_min",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +144,7 @@ class LayerPage:
     layer: int
     n_layers: int
     missing: str | None
+    plain: bool
     counts: tuple[tuple[str, int], ...]
     human: Chip
     kinds: tuple[Chip, ...]
@@ -207,6 +237,7 @@ def _layer(services: Services, checkpoint: Checkpoint, layer: int, asked: Asked,
     def href(**changes: Any) -> str:
         return urls.layer(checkpoint.slug, layer, **asked.query(**changes))
 
+    plain = names is not None and names.plain is not None
     classes, kinds, nameable = table.counts()
     heads = () if names is None else tuple((names.legibility["layers"][layer].get("heads")) or ())
     query = asked.query()
@@ -217,7 +248,8 @@ def _layer(services: Services, checkpoint: Checkpoint, layer: int, asked: Asked,
         layer=layer,
         n_layers=checkpoint.config.n_layers,
         missing=missing,
-        counts=tuple((name, classes[name]) for name in CLASSES),
+        plain=plain,
+        counts=() if plain else tuple((name, classes[name]) for name in CLASSES),
         human=Chip("named by people", href(human=not asked.human), len(named), asked.human),
         kinds=(
             Chip("all kinds", href(kind=None), len(table), asked.kind is None),
@@ -228,13 +260,13 @@ def _layer(services: Services, checkpoint: Checkpoint, layer: int, asked: Asked,
             ),
         ),
         classes=()
-        if names is None
+        if names is None or plain
         else (
             Chip("all classes", href(cls=None, nameable=False), None, asked.cls is None and not asked.nameable),
             *(Chip(name, href(cls=name), classes[name], asked.cls == name) for name in CLASSES),
             Chip("nameable", href(nameable=not asked.nameable), nameable, asked.nameable),
         ),
-        headings=tuple(_heading(asked, sort, name, href) for sort, name in COLUMNS),
+        headings=tuple(_heading(asked, sort, name, href) for sort, name in (PLAIN_COLUMNS if plain else COLUMNS)),
         heads=tuple(
             HeadLink(
                 f"h{head}",
@@ -258,7 +290,7 @@ def _layer(services: Services, checkpoint: Checkpoint, layer: int, asked: Asked,
         fields=tuple(
             (name, str(value))
             for name, value in query.items()
-            if value is not None and name not in ("q", "label", "half_min", "half_max")
+            if value is not None and name not in ("q", "label", "half_min", "half_max", *NUMBERS)
         ),
     )
 

@@ -125,6 +125,7 @@ class ModelPage:
     judged: Judged
     accounted: Accounted
     ordinary: OrdinaryPart | None
+    units: tuple[tuple[str, dict[str, Any]], ...]
     family: Family
     origin: str
 
@@ -198,7 +199,7 @@ def _model(services: Services, slug: str, urls: Urls, origin: str) -> ModelPage:
         body=_blocks(without_tables(checkpoint.card.body)),
         quality=_quality(checkpoint, names),
         scanned=_scanned(names),
-        missing=None if checkpoint.ordinary else missing,  # no scan reads an ordinary model
+        missing=missing,
         figures=() if names is None else figures_of(checkpoint, names, urls),
         beside="" if names is None else beside(names),
         scan=scan_form(services, checkpoint.slug, urls.scans(checkpoint.slug)),
@@ -213,7 +214,16 @@ def _model(services: Services, slug: str, urls: Urls, origin: str) -> ModelPage:
         family=family_of(services, urls, checkpoint),
         origin=origin,
         ordinary=ordinary_part(checkpoint),
+        units=_units(names),
     )
+
+
+def _units(names: Names | None) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """What a scan found of an ordinary model's units, layer by layer and over all."""
+    found = names.meta.get("values") if names is not None and names.plain is not None else None
+    if not isinstance(found, dict):
+        return ()
+    return (*((f"L{index}", row) for index, row in enumerate(found["layers"])), ("all", found["all"]))
 
 
 def ordinary_part(checkpoint: Checkpoint) -> OrdinaryPart | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from app.pages.formula import Piece, evidence, formula, operand_piece
+from app.pages.formula import GUESS, Piece, active_piece, evidence, formula, operand_piece, promote_piece
 from legible_core.errors import LegibleError, NotFound
 from legible_core.legibility import Legibility
 from legible_core.naming.names import ARRAYS, JSON, ComponentName, Names, OperandName
@@ -14,12 +14,18 @@ from legible_core.registry import Checkpoint
 from legible_core.units import GLYPHS, Channel, Component, Unit, parse
 
 UNSCANNED = "No scan has named this checkpoint yet; `legible scan {slug} --corpus FILE` does."
-ORDINARY = "No scan names an ordinary model; what its units promote is guessed in each reading, marked ≈."
+ORDINARY = (
+    "No scan has looked at this model's units yet; `legible scan {slug} --corpus FILE` does. "
+    "Until then what they promote is guessed in each reading, marked ≈."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A unit or channel in a table. `crisp` is the least of its operands', `on` its own; None where undefined."""
+    """A unit or channel in a table. `crisp` is the least of its operands', `on` its own; None where undefined.
+
+    mean, most, above: of an ordinary model's unit, mean, maximum, and the share of tokens on which it is above 0.
+    """
 
     id: str
     index: int
@@ -33,6 +39,9 @@ class Row:
     agreement: float | None
     half_life: float | None
     nameable: bool
+    mean: float | None = None
+    most: float | None = None
+    above: float | None = None
 
 
 def names_of(checkpoint: Checkpoint) -> tuple[Names | None, str | None]:
@@ -49,7 +58,7 @@ def names_of(checkpoint: Checkpoint) -> tuple[Names | None, str | None]:
 
 
 def _missing(checkpoint: Checkpoint) -> str:
-    return ORDINARY if checkpoint.ordinary else UNSCANNED.format(slug=checkpoint.slug)
+    return (ORDINARY if checkpoint.ordinary else UNSCANNED).format(slug=checkpoint.slug)
 
 
 @lru_cache(maxsize=4)
@@ -85,9 +94,22 @@ def operands_of(names: Names, component: ComponentName, shown: int = 24) -> tupl
 
 
 def pieces_of(names: Names, component: ComponentName, shown: int = 5) -> tuple[Piece, ...]:
-    """A component's formula with the evidence of each piece."""
+    """A component's formula with the evidence of each piece; an ordinary unit's name, marked as a guess."""
+    if names.plain is not None:
+        found = guess_of(names, component)
+        return () if found is None else found
     operands = operands_of(names, component, shown)
     return formula(component.kind, operands, component.promotes, component.label, component.half_life)
+
+
+def guess_of(names: Names, component: ComponentName) -> tuple[Piece, ...] | None:
+    """What an ordinary unit is most active on, and what it promotes; None for what has no values."""
+    unit = parse(component.id)
+    if names.plain is None or not isinstance(unit, Unit):
+        return None
+    detects, promotes = active_piece(names.plain.unit(unit, 5)), promote_piece(component.promotes, component.label)
+    after = () if promotes is None else (Piece("→", operator=True), promotes)
+    return (GUESS, detects, *after)
 
 
 def channel_piece(names: Names | None, channel: str) -> Piece:

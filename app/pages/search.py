@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.indexing import Pending, Searchable, look
 from app.names_index import NamesIndex
-from app.pages.formula import Piece, tokens
+from app.pages.formula import GUESS, Piece, tokens
 from app.pages.kept import asked, kept
 from app.pages.parts import is_embed
 from app.pages.people import Said, said
@@ -26,7 +26,7 @@ from app.services import services as services_of
 from app.urls import Urls, urls_for
 from legible_core.errors import LegibleError, NotFound
 from legible_core.registry import Checkpoint
-from legible_core.units import GLYPHS, PLAIN_NAMES, Channel, Head, Unit, parse
+from legible_core.units import BOUNDED, GLYPHS, PLAIN_NAMES, Channel, Head, Unit, parse
 
 router = APIRouter(default_response_class=HTMLResponse)
 
@@ -297,7 +297,8 @@ def _hit(urls: Urls, row: ComponentHit | OperandHit, checkpoint: Checkpoint) -> 
     if isinstance(row, OperandHit):
         named = Piece(row.shown, measured=row.shown != row.operand)
         href = _address(urls, slug, row.page)
-        return Hit(slug, row.operand, href, "", "operand", (named,), row.cls, row.agreement, None, *found)
+        # An ordinary unit stands among the operands as its own, and has no class.
+        return Hit(slug, row.operand, href, "", "operand", (named,), row.cls or None, row.agreement, None, *found)
     return Hit(
         slug, row.component, _address(urls, slug, row.component), GLYPHS.get(row.kind, ""), row.kind, pieces(row),
         row.cls, row.agreement, row.half_life, *found,
@@ -313,6 +314,8 @@ def pieces(row: ComponentHit) -> tuple[Piece, ...]:
         found = (a, glyph, Piece(row.b or "?", measured=True))
     elif row.kind in ("existential", "proportion"):
         found = (glyph, a) if row.half_life is None else (glyph, a, Piece(f"({tokens(row.half_life)})"))
+    elif row.a is not None and row.kind in PLAIN_NAMES and row.kind not in BOUNDED:
+        found = (GUESS, a)  # an ordinary unit: what it is most active on
     elif row.a is not None:
         found = (glyph, a) if row.kind == "sigmoid" else (a,)
     else:

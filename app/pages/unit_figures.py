@@ -2,7 +2,9 @@
 
     GET /models/{slug}/units/{unit}/figures/{figure}.csv, .json
 
-    histogram-A, -B, -m, -value   values of an operand over the scan: from, to, share of tokens
+    histogram-A, -B, -m, -value   values of an operand over the scan: from, to, share of tokens; of an ordinary unit
+                                  the number of tokens too, and no end where the outermost bins are open
+    active, suppresses            of an ordinary unit: the tokens on which it is strongest, and those it lowers most
     promotes                      rank, token, weight; the unit's place among the components that list the token
     decay                         what is left of an ON after n tokens
     reach                         the most that a membership changed n tokens back changes the unit now
@@ -29,11 +31,13 @@ from app.services import Services, services
 from legible_core.errors import NotFound
 from legible_core.intervals import reach
 from legible_core.naming.names import ComponentName, Names
+from legible_core.naming.plain import UnitValues
 from legible_core.registry import Checkpoint
 from legible_core.units import Unit
 
 router = APIRouter(prefix="/models/{slug}/units/{unit}/figures")
 
+PLAIN_TOKENS = 256  # as many as a list holds
 CURVE = 128  # tokens, as the figure draws them
 
 Row = dict[str, Any]
@@ -84,6 +88,8 @@ def figures_of(checkpoint: Checkpoint, names: Names, unit: Unit, name: Component
     found = {
         f"histogram-{side_of(operand.id, str(unit))}": _histogram(operand.histogram) for operand in operands
     }  # fmt: skip
+    if names.plain is not None:
+        found |= _plain(names.plain.unit(unit, PLAIN_TOKENS))
     places = names.promote_places(unit)
     promotes = [
         {"rank": rank, "id": token.id, "token": token.display, "weight": token.weight, "place": place, "of": count}
@@ -97,6 +103,27 @@ def figures_of(checkpoint: Checkpoint, names: Names, unit: Unit, name: Component
     if history := history_rows(checkpoint, unit):
         found["history"] = history
     return found
+
+
+def _plain(values: UnitValues) -> dict[str, list[Row]]:
+    """The figures of an ordinary model's unit."""
+    rows = [
+        {"from": part.start, "to": part.stop, "tokens": part.count, "share": part.count / values.tokens}
+        for part in values.histogram
+    ]
+    active = [
+        {
+            "rank": rank, "id": token.id, "token": token.display, "lift": token.lift, "strongest": token.count,
+            "seen": token.seen, "mean": token.mean,
+        }
+        for rank, token in enumerate(values.detect, 1)
+    ]  # fmt: skip
+    suppresses = [
+        {"rank": rank, "id": token.id, "token": token.display, "weight": token.weight}
+        for rank, token in enumerate(values.suppresses, 1)
+    ]
+    found = {"histogram-value": rows, "active": active, "suppresses": suppresses}
+    return {name: rows for name, rows in found.items() if rows}
 
 
 def side_of(operand: str, unit: str) -> str:

@@ -16,7 +16,7 @@ from app.pages.asking import dtype_of
 from app.pages.contexts import AskedContext, Context, Shaded, asked_context, context_of
 from app.pages.corpus_contexts import Strips, contexts_of, strips_of
 from app.pages.detail import state_of
-from app.pages.formula import Piece, operand_piece, plain, promote_piece
+from app.pages.formula import Piece, active_piece, operand_piece, plain, promote_piece
 from app.pages.home import Card, reading_cards
 from app.pages.layers import check_layer
 from app.pages.limits import REACHES, order_said
@@ -27,10 +27,12 @@ from app.pages.unit_history import HistoryView, history_json, history_of
 from app.pages.view import page, twin
 from app.services import Services, services
 from app.urls import Urls, urls_for
+from app.value_figures import signed_histogram
 from legible_core.config import ModelConfig
 from legible_core.errors import LegibleError
 from legible_core.intervals import directions, reach, tokens_until
 from legible_core.naming.names import ComponentName, Label, Names, OperandName, Promotion
+from legible_core.naming.plain import UnitValues
 from legible_core.reads import opens, recall
 from legible_core.registry import Checkpoint
 from legible_core.units import BOUNDED, GLYPHS, PLAIN_NAMES, Unit, parse
@@ -137,6 +139,9 @@ class UnitPage:
     forgotten: int | None
     context: Context
     own_contexts: Strips | None
+    values: UnitValues | None
+    active: Piece | None
+    bars: Markup | None
     memory: Memory | None
     whys: tuple[tuple[str, str], ...]
     history: HistoryView
@@ -167,6 +172,7 @@ def unit_json(
             "kind": checkpoint.config.feed_forward.kind(component.unit),
             "name": None if name is None else name.to_json(),
             "operands": [operand.to_json() for operand in operands],
+            "values": None if names is None or names.plain is None else names.plain.unit(component).to_json(),
             "promotes": _promoted(names, component, name),
             "helped": helped_by(checkpoint, component, names),
             "history": history_json(checkpoint, component),
@@ -246,6 +252,7 @@ def _unit(
         return urls.unit(checkpoint.slug, unit, **query)
 
     context = context_of(services, urls, checkpoint, unit, asked, address)
+    values = None if names is None or names.plain is None else names.plain.unit(unit)
     title = f"{GLYPHS[kind]} {unit}" + (f" {plain(pieces)}" if pieces else "") + f" · {checkpoint.slug}"
     return UnitPage(
         title=title,
@@ -275,6 +282,9 @@ def _unit(
         mattered=_mattered(services, urls, checkpoint, unit),
         context=context,
         own_contexts=None if kind == "sigmoid" else strips_of(contexts, unit, bounded=kind in BOUNDED),
+        values=values,
+        active=None if values is None else active_piece(values),
+        bars=None if values is None else signed_histogram(values.histogram, f"How often {unit} takes each value"),
         memory=_memory(kind, context),
         whys=_whys(urls, checkpoint, unit, context),
         history=history_of(checkpoint, unit, names),

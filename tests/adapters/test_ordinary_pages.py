@@ -8,11 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from family_samples import save
+from typer.testing import CliRunner
 
 sys.path.append(str(Path(__file__).parents[1] / "pages"))
-from page_samples import Site, open_site
+from page_samples import Site, open_site, sample_text
 
+from app.cli import build
+from legible_core.errors import LegibleError
 from legible_core.monitor import Condition, Monitor
 from legible_core.ordinary import adding
 
@@ -39,7 +43,8 @@ def test_its_page_says_what_it_is_and_shows_the_certificate(site: Site) -> None:
     page = text_of(site, "/models/tiny")
     for said in ("An ordinary model", "Parity certificate", "Hugging Face", "Gemma 2", "GeGLU", "soft-cap", "RMSNorm"):
         assert said in page, said
-    assert '<h2 id="scan">' not in page
+    assert '<h2 id="scan">' in page
+    assert "No scan has looked at this model&#39;s units yet" in page
     assert "no legibility figure" not in page
     for refused in ("Judged on", "legible eval", "what edits do"):
         assert refused not in page, refused
@@ -136,3 +141,71 @@ def test_its_heads_and_units_are_removed_and_scaled_from_the_pages(site: Site) -
     assert "of 192 units and channels" in re.sub(r"<[^>]+>|\s+", " ", said).replace("  ", " ")
     assert "sets were tried" in said
     assert "Traceback" not in said
+
+
+def test_a_scan_gives_its_units_contexts_histograms_and_lists(site: Site) -> None:
+    unscanned = text_of(site, "/models/tiny/units/L1.u7")
+    assert "what it detects is undefined" in unscanned
+    corpora = site.services.settings.data_dir / "corpora"
+    corpora.mkdir(exist_ok=True)
+    (corpora / "text.txt").write_text("<|endoftext|>".join(sample_text(seed, 250) for seed in range(4)))
+    assert "text.txt" in text_of(site, "/models/tiny")
+    queued = site.client.post("/models/tiny/scans", data={"corpus": "text.txt"})
+    assert queued.status_code == 303, queued.text
+    site.work()
+    page = text_of(site, "/models/tiny")
+    assert "never above 0" in page
+    assert "No scan has looked" not in page
+    # The layer's table is sorted and filtered by what exists.
+    layer = site.client.get("/models/tiny/layers/1.json?sort=most&above_min=10&above_max=90").json()
+    assert 0 < layer["passing"] <= layer["total"] == 48
+    most = [row["most"] for row in layer["rows"]]
+    assert most == sorted(most, reverse=True)
+    assert all(0.1 <= row["above"] <= 0.9 and row["on"] is row["crisp"] is row["cls"] is None for row in layer["rows"])
+    assert site.client.get("/models/tiny/layers/1?mean_min=nan").status_code == 422
+    table = text_of(site, "/models/tiny/layers/1?sort=mean")
+    assert "never ON, crisp or SELECTIVE" in table
+    assert "half-life" not in table
+    # One unit: every token is counted once, and its extremes are those of its contexts.
+    listed = next(row for row in layer["rows"] if "?" not in {piece["text"] for piece in row["formula"]})
+    unit = site.client.get(f"/models/tiny/units/{listed['id']}.json").json()
+    values = unit["values"]
+    assert sum(part["count"] for part in values["histogram"]) == values["tokens"] > 1000
+    assert unit["name"]["formula"].startswith("≈ ")
+    assert unit["name"]["cls"] is None
+    chosen = [strip["chosen"] for strip in unit["contexts"][listed["id"]]["strips"]]
+    assert [chosen.count(name) for name in ("strongest", "lowest", "random")] == [4, 4, 2]
+    page = text_of(site, f"/models/tiny/units/{listed['id']}")
+    for said in ("is most active on", "above 0, at random", "lowest", "act(gate)·up", "suppresses", "no operation"):
+        assert said in page, said
+    figures = f"/models/tiny/units/{listed['id']}/figures"
+    for name in ("histogram-value", "active", "suppresses", "promotes"):
+        assert site.client.get(f"{figures}/{name}.csv").status_code == 200, name
+    # It is found by what it fires on and by what it promotes.
+    for field, token in (("detects", values["detect"][0]), ("promotes", unit["promotes"][0]["token"])):
+        text = site.services.tokenizers.call("describe", site.checkpoint.tokenizer_path, [token["id"]])[0]["text"]
+        found = site.client.get("/search.json", params={"q": f"{field}:'{text}'", "page": 1}).json()
+        assert listed["id"] in {row["id"] for group in found["groups"] for row in group["rows"]}, (field, found)
+    # A reading has the names now, and still no legible share.
+    document = site.client.get(site.read("It was the worst of times").replace("?", ".json?")).json()
+    assert document["shares"]["net"] is None
+    units = [part for part in document["top"] if part["kind"] == "geglu"]
+    assert units
+    assert all(part["formula"].startswith("≈ ") and part["class"] is None for part in units)
+
+
+def test_it_is_scanned_in_the_terminal_on_its_own_text(site: Site, tmp_path: Path) -> None:
+    def scan(*options: str) -> Result:
+        folder = str(site.checkpoint.source)  # type: ignore[attr-defined]
+        return CliRunner().invoke(build(), ["scan", folder, "--sample", "500", "--device", "cpu", *options])
+
+    place = ("--out", str(tmp_path))
+    for options, said in (((), "legible add"), (("--dtype", "int8", *place), "must be float32 or bfloat16")):
+        error = scan(*options).exception
+        assert isinstance(error, LegibleError)
+        assert said in f"{error.message} {error.hint}"
+    done = scan("--dtype", "bfloat16", *place)
+    assert done.exit_code == 0, done.stderr
+    for said in ("units have no rails", "its loss there is no measure", "sampled by this checkpoint, 504 tokens"):
+        assert said in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"names.json", "names.safetensors", "contexts.safetensors"}

@@ -112,8 +112,8 @@ def test_an_interrupt_saves_and_the_same_command_goes_on(checkpoint: Path, corpu
 # The same program, saving after every batch and slow enough to be interrupted.
 SLOWLY = """
 import sys, time
-from legible_core.naming import scan
-scan.SAVE_SECONDS = 0.0
+from legible_core.naming import resumable, scan
+resumable.SAVE_SECONDS = 0.0
 observe = scan.observe
 def slowly(*arguments, **named):
     time.sleep(0.1)
