@@ -122,7 +122,7 @@ class Engine:
         """
         from legible_core.adapters.registration import OrdinaryCheckpoint
         from legible_core.checkpoint import load
-        from legible_core.ordinary.opening import open_ordinary, ordinary_folder
+        from legible_core.opening import open_ordinary, ordinary_folder
         from legible_core.registry import open_checkpoint
 
         if isinstance(checkpoint, Path | str):

@@ -14,18 +14,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Each line may import itself and what stands above it.
 CORE = """
-    errors extras display figures replace memory axes folder
+    errors extras display figures replace memory axes folder array_file
     units
     prompts
-    tokens token_service
+    tokens token_service tokenizer_faults
     config
     interventions
     interventions_text
     notebook
-    reading
+    reading reading_request
     compare sampling
     trace
-    registry adapters model
+    registry expected_tensors adapters model
     readable
     under_edits
     attribution legibility
@@ -43,7 +43,7 @@ CORE = """
     evaluation
     tuning
     ordinary
-    pipeline
+    pipeline opening
     generate minimal_pair accounting agreement
     probe
     watching
