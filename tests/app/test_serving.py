@@ -158,21 +158,6 @@ def test_a_reading_is_made_stored_found_after_a_restart_and_deleted(
         again.stop()
 
 
-def test_killing_the_worker_during_a_reading(server: Server) -> None:
-    eventually(server.workers, 30)
-    path = ask(server)
-    digest = path.rsplit("/", 1)[-1]
-    eventually(lambda: server.queue.about(digest)[0].state != "waiting", 30)  # loading torch takes its time
-    server.kill_worker()
-    eventually(lambda: answered(server, path), 60)
-    [job] = server.queue.about(digest)
-    assert job.state == "done"
-    events = [event.event for event in server.queue.events(job.id)]
-    assert events.count("done") == 1
-    assert events.count("claimed") == 2
-    assert len(server.store.readings()) == 1
-
-
 def test_killing_the_worker_during_a_scan(server: Server, tmp_path: Path) -> None:
     corpus, out = tmp_path / "corpus.txt", tmp_path / "names"
     corpus.write_text("the worst of the rest, the west and the test\n<|endoftext|>\n" * 1200)

@@ -1,11 +1,21 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from journey_samples import chromium, make_checkpoint, register
-from playwright.sync_api import Browser, Page, sync_playwright
+from journey_samples import Server, chromium, make_checkpoint, register, serving
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from app.runs import announced
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "pages"))
+from run_samples import make_run
+
+# Milliseconds. The libraries' own 5 and 30 s are short on a machine that does more beside the tests.
+PATIENCE = 90_000
+expect.set_options(timeout=PATIENCE)
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +27,17 @@ def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data_dir(tmp_path: Path, checkpoint_folder: Path) -> Path:
     register(tmp_path / "data", checkpoint_folder)
     return tmp_path / "data"
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory, checkpoint_folder: Path) -> Iterator[Server]:
+    """One workbench, which knows a training that ended, for journeys that neither stop it nor count what is in it."""
+    data_dir = tmp_path_factory.mktemp("shared") / "data"
+    register(data_dir, checkpoint_folder)
+    with announced(data_dir, make_run(data_dir.parent / "seen")):
+        pass
+    with serving(data_dir) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +55,7 @@ def page(browser: Browser) -> Iterator[Page]:
     complaints: list[str] = []
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     context.grant_permissions(["clipboard-read", "clipboard-write"])
+    context.set_default_navigation_timeout(PATIENCE)
     opened = context.new_page()
     opened.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     opened.on("pageerror", lambda error: complaints.append(str(error)))

@@ -12,34 +12,33 @@ READ = re.compile(r"/readings/[0-9a-f]{64}\?position=\d+&target=\d+$")
 TIMEOUT = 60_000
 
 
-def test_keys_walk_rows_open_them_and_search(page: Page, data_dir: Path) -> None:
-    with serving(data_dir) as server:
-        page.goto(f"{server.address}/models/{SLUG}/layers/1?sort=unit")
-        focused = "document.activeElement.textContent"
-        for key, row in (("j", "u0"), ("j", "u1"), ("j", "u2"), ("k", "u1")):
-            page.keyboard.press(key)
-            assert page.evaluate(focused) == row
-        page.keyboard.press("?")
-        expect(page.locator("dialog#keys")).to_be_visible()
-        expect(page.locator("dialog#keys")).to_contain_text("next and previous row")
-        page.keyboard.press("j")
-        page.keyboard.press("Escape")
-        expect(page.locator("dialog#keys")).to_be_hidden()
-        assert page.evaluate(focused) == "u1", "the focus is where it was"
-        page.keyboard.press("Enter")
-        page.wait_for_url(re.compile(r"/units/L1\.u1$"))
-        page.keyboard.press("/")
-        expect(page.locator("#search")).to_be_focused()
-        page.keyboard.type("L2.u7 j")
-        assert page.locator("#search").input_value() == "L2.u7 j", "in a box a key is a letter"
-        page.keyboard.press("Backspace")
-        page.keyboard.press("Backspace")
-        page.keyboard.press("Enter")
-        page.wait_for_url(re.compile(r"/search\?q=L2\.u7$"))
-        page.get_by_role("link", name="L2.u7").first.click()
-        page.wait_for_url(re.compile(r"/units/L2\.u7$"))
-        keys_of_folded_rows(page, server)
-        page.goto("about:blank")  # a page that polls would complain of the server's end
+def test_keys_walk_rows_open_them_and_search(page: Page, shared: Server) -> None:
+    page.goto(f"{shared.address}/models/{SLUG}/layers/1?sort=unit")
+    focused = "document.activeElement.textContent"
+    for key, row in (("j", "u0"), ("j", "u1"), ("j", "u2"), ("k", "u1")):
+        page.keyboard.press(key)
+        assert page.evaluate(focused) == row
+    page.keyboard.press("?")
+    expect(page.locator("dialog#keys")).to_be_visible()
+    expect(page.locator("dialog#keys")).to_contain_text("next and previous row")
+    page.keyboard.press("j")
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog#keys")).to_be_hidden()
+    assert page.evaluate(focused) == "u1", "the focus is where it was"
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"/units/L1\.u1$"))
+    page.keyboard.press("/")
+    expect(page.locator("#search")).to_be_focused()
+    page.keyboard.type("L2.u7 j")
+    assert page.locator("#search").input_value() == "L2.u7 j", "in a box a key is a letter"
+    page.keyboard.press("Backspace")
+    page.keyboard.press("Backspace")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"/search\?q=L2\.u7$"))
+    page.get_by_role("link", name="L2.u7").first.click()
+    page.wait_for_url(re.compile(r"/units/L2\.u7$"))
+    keys_of_folded_rows(page, shared)
+    page.goto("about:blank")  # a page that polls would complain of the server's end
 
 
 def keys_of_folded_rows(page: Page, server: Server) -> None:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from journey_samples import PROMPT, SLUG, Server, eventually, serving
+from journey_samples import PROMPT, SLUG, Server, eventually
 from playwright.sync_api import Browser, Page, expect
-
-from app.runs import announced
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "pages"))
-from run_samples import make_run
 
 AXE = Path(__file__).resolve().parents[1] / "vendor" / "axe.min.js"
 READ = re.compile(r"/readings/[0-9a-f]{64}\?position=\d+&target=\d+$")
@@ -114,26 +108,23 @@ def acting_of(page: Page, server: Server, reading: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def test_every_page_in_both_themes_and_on_a_telephone(browser: Browser, data_dir: Path) -> None:
+def test_every_page_in_both_themes_and_on_a_telephone(browser: Browser, shared: Server) -> None:
     # The error page complains, rightly; with less motion nothing is paler while a page asks for news of itself.
     page = browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
     axe = AXE.read_text(encoding="utf-8")
     wrong: list[str] = []
-    with announced(data_dir, make_run(data_dir.parent / "seen")):
-        pass
-    with serving(data_dir) as server:
-        for name, address in pages_of(page, server).items():
-            page.goto(address)
-            for scheme in ("light", "dark"):
-                page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-                expect(page.locator(".htmx-request")).to_have_count(0)
-                page.evaluate(axe)
-                wrong += [f"{name}, {scheme}: {said}" for said in findings(page, only_colours=scheme == "dark")]
-            page.set_viewport_size({"width": 390, "height": 844})
-            width = settled_width(page)
-            wrong += [f"{name}: {width} pixels wide on a telephone: {page.evaluate(WIDE)}"] if width > 390 else []
-            page.set_viewport_size({"width": 1280, "height": 900})
-        page.goto("about:blank")
+    for name, address in pages_of(page, shared).items():
+        page.goto(address)
+        page.evaluate(axe)
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            expect(page.locator(".htmx-request")).to_have_count(0)
+            wrong += [f"{name}, {scheme}: {said}" for said in findings(page, only_colours=scheme == "dark")]
+        page.set_viewport_size({"width": 390, "height": 844})
+        width = settled_width(page)
+        wrong += [f"{name}: {width} pixels wide on a telephone: {page.evaluate(WIDE)}"] if width > 390 else []
+        page.set_viewport_size({"width": 1280, "height": 900})
+    page.goto("about:blank")
     page.close()
     assert not wrong, "\n".join(wrong)
 
@@ -168,52 +159,50 @@ def test_axe_finds_what_is_wrong(browser: Browser) -> None:
     page.close()
 
 
-def test_the_theme_stays_as_chosen(page: Page, data_dir: Path) -> None:
+def test_the_theme_stays_as_chosen(page: Page, shared: Server) -> None:
     def paper() -> str:
         return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
 
-    with serving(data_dir) as server:
-        page.emulate_media(color_scheme="light")
-        page.goto(server.address)
-        light = paper()
-        page.emulate_media(color_scheme="dark")
-        dark = paper()
-        assert dark != light, "by default the system decides"
-        page.locator("#theme").select_option("light")
-        assert paper() == light
-        page.goto(server.address + "/models")
-        assert (paper(), page.locator("#theme").input_value()) == (light, "light")
-        page.locator("#theme").select_option("dark")
-        page.emulate_media(color_scheme="light")
-        page.reload()
-        assert paper() == dark
-        page.locator("#theme").select_option("system")
-        assert paper() == light
-        page.goto("about:blank")
+    page.emulate_media(color_scheme="light")
+    page.goto(shared.address)
+    light = paper()
+    page.emulate_media(color_scheme="dark")
+    dark = paper()
+    assert dark != light, "by default the system decides"
+    page.locator("#theme").select_option("light")
+    assert paper() == light
+    page.goto(shared.address + "/models")
+    assert (paper(), page.locator("#theme").input_value()) == (light, "light")
+    page.locator("#theme").select_option("dark")
+    page.emulate_media(color_scheme="light")
+    page.reload()
+    assert paper() == dark
+    page.locator("#theme").select_option("system")
+    assert paper() == light
+    page.goto("about:blank")
 
 
-def test_without_javascript_a_reading_is_asked_for_waited_for_and_shown(browser: Browser, data_dir: Path) -> None:
+def test_without_javascript_a_reading_is_asked_for_waited_for_and_shown(browser: Browser, shared: Server) -> None:
     context = browser.new_context(java_script_enabled=False, viewport={"width": 1280, "height": 900})
     page = context.new_page()
-    with serving(data_dir) as server:
-        page.goto(server.address)
-        expect(page.locator("#theme")).to_be_hidden()
-        page.locator("#prompt").fill(PROMPT)
-        page.locator(f'input[value="{SLUG}"]').check()
-        page.get_by_role("button", name="Read", exact=True).click()
-        expect(page.locator("h1")).to_contain_text("reading")
-        page.wait_for_url(READ, timeout=TIMEOUT)  # by the waiting page's own refresh
-        expect(page.locator(".sum")).to_contain_text("residual")
-        expect(page.locator(".contributors tbody tr").first).to_be_visible()
-        expect(page.locator(".figure svg").first).to_be_visible()
-        expect(page.get_by_role("button", name="copy text")).to_be_hidden()
-        page.locator('.contributors a[href*=".u"]').first.click()
-        expect(page.locator("#panel h2")).to_be_visible()
-        page.locator(".strip a").nth(2).click()
-        page.wait_for_url(re.compile(r"position=2&target=\d+$"), timeout=TIMEOUT)
-        page.goto(f"{server.address}/models/{SLUG}/units/L1.u3")
-        # Who is like it is found by the worker; the page asks again by itself.
-        expect(page.locator("#similar table").first).to_be_visible(timeout=TIMEOUT)
+    page.goto(shared.address)
+    expect(page.locator("#theme")).to_be_hidden()
+    page.locator("#prompt").fill("It was the age of folly, it was the")
+    page.locator(f'input[value="{SLUG}"]').check()
+    page.get_by_role("button", name="Read", exact=True).click()
+    expect(page.locator("h1")).to_contain_text("reading")
+    page.wait_for_url(READ, timeout=TIMEOUT)  # by the waiting page's own refresh
+    expect(page.locator(".sum")).to_contain_text("residual")
+    expect(page.locator(".contributors tbody tr").first).to_be_visible()
+    expect(page.locator(".figure svg").first).to_be_visible()
+    expect(page.get_by_role("button", name="copy text")).to_be_hidden()
+    page.locator('.contributors a[href*=".u"]').first.click()
+    expect(page.locator("#panel h2")).to_be_visible()
+    page.locator(".strip a").nth(2).click()
+    page.wait_for_url(re.compile(r"position=2&target=\d+$"), timeout=TIMEOUT)
+    page.goto(f"{shared.address}/models/{SLUG}/units/L1.u9")
+    # Who is like it is found by the worker; the page asks again by itself.
+    expect(page.locator("#similar table").first).to_be_visible(timeout=TIMEOUT)
     context.close()
 
 
@@ -226,75 +215,72 @@ SELECT = """([first, last]) => {
 }"""
 
 
-def test_tokens_copy_as_the_real_text_and_say_their_ids(page: Page, data_dir: Path) -> None:
+def test_tokens_copy_as_the_real_text_and_say_their_ids(page: Page, shared: Server) -> None:
     text = "It was\tthe · worst\n“é日”"
-    with serving(data_dir) as server:
-        page.goto(ask(page, server, f"/models/{SLUG}/readings", prompt=text))
-        page.wait_for_url(READ, timeout=TIMEOUT)
-        chips = page.locator(".strip .t")
-        shown = chips.all_inner_texts()
-        assert {"⇥", "↵"} <= set("".join(shown))
-        assert "⟨" in "".join(shown), "bytes of a character split over tokens"
+    page.goto(ask(page, shared, f"/models/{SLUG}/readings", prompt=text))
+    page.wait_for_url(READ, timeout=TIMEOUT)
+    chips = page.locator(".strip .t")
+    shown = chips.all_inner_texts()
+    assert {"⇥", "↵"} <= set("".join(shown))
+    assert "⟨" in "".join(shown), "bytes of a character split over tokens"
 
-        def copied(first: int, last: int) -> str:
-            page.evaluate(SELECT, [first, last])
-            page.keyboard.press("Control+c")
-            return str(page.evaluate("navigator.clipboard.readText()"))
+    def copied(first: int, last: int) -> str:
+        page.evaluate(SELECT, [first, last])
+        page.keyboard.press("Control+c")
+        return str(page.evaluate("navigator.clipboard.readText()"))
 
-        assert copied(0, len(shown) - 1) == text
-        assert copied(1, 1) == shown[1].replace("·", " ")
-        assert copied(0, 2) == text[: len("".join(shown[:3]))]
-        chips.nth(1).focus()
-        expect(page.locator("#tip")).to_have_text(re.compile(r"^1: token \d+$"))
-        page.goto("about:blank")
-
-
-def test_the_tour_comes_once_is_walked_by_keyboard_and_comes_again_when_asked(page: Page, data_dir: Path) -> None:
-    with serving(data_dir) as server:
-        page.goto(server.address)
-        tour = page.locator("#tour")
-        expect(tour).to_be_visible()
-        expect(page.locator("#prompt")).to_be_focused()  # it takes no focus from the prompt
-        expect(tour.locator(".count")).to_have_text("1 of 4")
-        tour.get_by_role("button", name="next").focus()
-        for _ in range(3):
-            page.keyboard.press("Enter")
-        expect(tour.locator(".count")).to_have_text("4 of 4")
-        page.keyboard.press("Escape")
-        expect(tour).to_be_hidden()
-        expect(page.locator("#tour-open")).to_be_focused()
-        page.reload()
-        expect(page.locator("#tour-open")).to_be_visible()
-        expect(tour).to_be_hidden()
-        page.locator("#tour-open").click()
-        expect(tour.locator("[data-step]").first).to_be_visible()
-        tour.get_by_role("button", name="close the tour").click()
-        expect(tour).to_be_hidden()
-        page.goto("about:blank")
+    assert copied(0, len(shown) - 1) == text
+    assert copied(1, 1) == shown[1].replace("·", " ")
+    assert copied(0, 2) == text[: len("".join(shown[:3]))]
+    chips.nth(1).focus()
+    expect(page.locator("#tip")).to_have_text(re.compile(r"^1: token \d+$"))
+    page.goto("about:blank")
 
 
-def test_a_wide_screen_and_reduced_motion(browser: Browser, data_dir: Path) -> None:
+def test_the_tour_comes_once_is_walked_by_keyboard_and_comes_again_when_asked(page: Page, shared: Server) -> None:
+    page.goto(shared.address)
+    tour = page.locator("#tour")
+    expect(tour).to_be_visible()
+    expect(page.locator("#prompt")).to_be_focused()  # it takes no focus from the prompt
+    expect(tour.locator(".count")).to_have_text("1 of 4")
+    tour.get_by_role("button", name="next").focus()
+    for _ in range(3):
+        page.keyboard.press("Enter")
+    expect(tour.locator(".count")).to_have_text("4 of 4")
+    page.keyboard.press("Escape")
+    expect(tour).to_be_hidden()
+    expect(page.locator("#tour-open")).to_be_focused()
+    page.reload()
+    expect(page.locator("#tour-open")).to_be_visible()
+    expect(tour).to_be_hidden()
+    page.locator("#tour-open").click()
+    expect(tour.locator("[data-step]").first).to_be_visible()
+    tour.get_by_role("button", name="close the tour").click()
+    expect(tour).to_be_hidden()
+    page.goto("about:blank")
+
+
+def test_a_wide_screen_and_reduced_motion(browser: Browser, shared: Server) -> None:
     """3840 pixels: lines stay short enough to read and nothing sticks out; reduced motion: nothing moves by itself."""
     context = browser.new_context(viewport={"width": 3840, "height": 2160}, reduced_motion="reduce")
     page = context.new_page()
-    with serving(data_dir) as server:
-        page.goto(ask(page, server, f"/models/{SLUG}/readings", prompt=PROMPT))
-        page.wait_for_url(READ, timeout=TIMEOUT)
-        for address in (page.url, f"{server.address}/models/{SLUG}", f"{server.address}/help", server.address):
-            page.goto(address)
-            assert page.evaluate("document.documentElement.scrollWidth") <= 3840
-            longest = page.evaluate(
-                """Math.max(0, ...[...document.querySelectorAll('main p')].filter(e => e.innerText.length > 200)
-                    .map(e => e.getBoundingClientRect().width / parseFloat(getComputedStyle(e).fontSize)))"""
-            )
-            assert longest <= 110, f"{address}: a paragraph {longest:.0f} em wide"
-            moving = page.evaluate(
-                """[...document.querySelectorAll('*')].filter(e => {
-                    const s = getComputedStyle(e);
-                    return [s.transitionDuration, s.animationDuration].some(
-                        t => t.split(',').some(one => parseFloat(one) > 0.01));
-                }).map(e => e.outerHTML.slice(0, 80))"""
-            )
-            assert moving == []
-        page.goto("about:blank")
+    page.goto(ask(page, shared, f"/models/{SLUG}/readings", prompt=PROMPT))
+    page.wait_for_url(READ, timeout=TIMEOUT)
+    for address in (page.url, f"{shared.address}/models/{SLUG}", f"{shared.address}/help", shared.address):
+        page.goto(address)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 3840
+        longest = page.evaluate(
+            """Math.max(0, ...[...document.querySelectorAll('main p')].filter(e => e.innerText.length > 200)
+                .map(e => e.getBoundingClientRect().width / parseFloat(getComputedStyle(e).fontSize)))"""
+        )
+        assert longest <= 110, f"{address}: a paragraph {longest:.0f} em wide"
+        moving = page.evaluate(
+            """[...document.querySelectorAll('*')].filter(e => {
+                const s = getComputedStyle(e);
+                return [s.transitionDuration, s.animationDuration].some(
+                    t => t.split(',').some(one => parseFloat(one) > 0.01));
+            }).map(e => e.outerHTML.slice(0, 80))"""
+        )
+        assert moving == []
+    page.goto("about:blank")
     context.close()
