@@ -26,9 +26,10 @@ def show_checks(document: dict[str, Any], console: Console) -> None:
             for side in dict.fromkeys(of for _, of in by if of)
         ]
         mean = by.get(("mean", None))
-        said = [FLAGS[flag] for flag in row["flags"]] or ["✓"]
+        flags = [FLAGS[flag] for flag in row["flags"]]
         then = f"{row['after']['prediction']['display']} (rank {row['after']['rank']})"
-        more = [flips, [then], said] if wide else [[*said, f"then {then}", *(f"flip {line}" for line in flips)]]
+        after = [*flags, f"then {then}"] if flags else [f"✓ then {then}"]
+        more = [flips, [then], flags or ["✓"]] if wide else [[*after, *(f"flip {line}" for line in flips)]]
         cells = [f"{row['term']:+.3f}", f"{row['glyph']} {row['id']}", f"{row['total']:+.3f}", f"{row['direct']:+.3f}"]
         cells += ["" if mean is None else f"{mean:+.3f}", *("\n".join(lines) for lines in more)]
         table.add_row(*(Text(cell) for cell in cells))
