@@ -18,7 +18,8 @@ def show_checks(document: dict[str, Any], console: Console) -> None:
     from rich.text import Text
 
     wide = console.width >= WIDE
-    table = _table("term", "component", "zero", "direct", "mean", *(("flipped operands", "then", "") if wide else ("",)))
+    beside = ("flipped operands", "then", "") if wide else ("",)
+    table = _table("term", "component", "zero", "direct", "mean", *beside)
     for row in document["checks"]:
         by = {(r["method"], r["operand"]): r["total"] for r in row["removals"]}
         flips = [
