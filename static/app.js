@@ -58,6 +58,19 @@
     if (told && (told.dataset.asked === undefined || event.detail?.ctx?.target?.id === "desk")) told.remove();
   });
 
+  // What was waited for and is there now is said once: what waits has its sentence with it (data-then).
+  const waits = () => new Set([...document.querySelectorAll("[data-then]")].map((place) => place.dataset.then));
+  let waited = waits();
+  document.addEventListener("htmx:after:swap", (event) => {
+    const still = waits();
+    const there = [...waited].filter((then) => !still.has(then));
+    waited = still;
+    const place = document.getElementById(event.detail?.ctx?.target?.id) || document.getElementById("main");
+    if (!there.length || place.querySelector('[role="alert"]')) return; // an alert speaks for itself
+    const more = place.id === "main" ? place.querySelector("[data-said]")?.dataset.said : "";
+    say([...there, more].filter(Boolean).join(" "));
+  });
+
   document.addEventListener("click", (event) => {
     const link = event.target.closest("a[href]");
     if (!link || event.button !== 0 || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -140,30 +153,22 @@
       event.preventDefault();
       box.form.requestSubmit(box.form.querySelector("button.go"));
     }
-    // Figure: arrow keys walk between its links, so that Tab need not visit each.
-    const link = box.closest?.("svg a");
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (link && step) {
-      const all = [...link.closest("svg").querySelectorAll("a")];
-      const next = all[all.indexOf(link) + step];
-      if (next) { event.preventDefault(); next.focus(); }
+    if (event.key === "Escape") {
+      hide();
+      openMenus().forEach((menu) => {
+        if (menu.contains(document.activeElement)) menu.querySelector("summary").focus();
+        menu.open = false;
+      });
     }
-    // Dense tables: up and down walk from row to row.
-    const row = box.closest?.(".dense tr");
-    const down = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
-    if (row && down && box.matches("a")) {
-      const next = row[down]?.querySelector("a");
-      if (next) { event.preventDefault(); next.focus(); }
-    }
-    if (event.key === "Escape") hide();
-    if (event.key === "Escape") document.querySelectorAll("details.menu[open]").forEach((menu) => { menu.open = false; });
   });
 
-  document.addEventListener("click", (event) => {
-    document.querySelectorAll("details.menu[open]").forEach((menu) => {
-      if (!menu.contains(event.target)) menu.open = false;
-    });
-  });
+  // A menu closes when something else is clicked, and when the focus goes on to something else.
+  const openMenus = () => document.querySelectorAll("details.menu[open]");
+  const closeOthers = (place) => {
+    openMenus().forEach((menu) => { if (!menu.contains(place)) menu.open = false; });
+  };
+  document.addEventListener("click", (event) => closeOthers(event.target));
+  document.addEventListener("focusin", (event) => closeOthers(event.target));
 
   // The evidence of a name, while it is pointed at or focused; kept inside the window.
   const tip = document.createElement("div");

@@ -81,6 +81,12 @@
       if (!data.edits.length) edits.textContent = "none";
     };
 
+    // Once the sliders rest, what they made is said: a table that is redrawn at every move would never stop speaking.
+    const speak = (after) => {
+      const target = byId("tune-after-probability").closest("dd").querySelector(".t").textContent;
+      text("said", `${target}: probability ${after.probability}, rank ${after.rank}`);
+    };
+
     const draw = async (rest) => {
       if (busy) { again = true; return; }
       busy = true;
@@ -98,6 +104,7 @@
             continue;
           }
           if (answer.ok) { put(data); text("tune-state", ""); } else text("tune-state", data.error.message);
+          if (answer.ok && rest) speak(data.said.after);
           break;
         }
       } catch {
