@@ -17,10 +17,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -45,6 +46,9 @@ WIDTH = BEFORE + 1 + AFTER
 STRONGEST, RANDOM = 4, 2
 POOL = 2 * STRONGEST
 PROBES = 16
+HALF = 65504.0
+WindowOf: TypeAlias = Callable[[Ints], Ints]
+Peaks: TypeAlias = NDArray[np.float32]
 
 
 @dataclass
@@ -121,7 +125,14 @@ class Best:
 
 
 class Collector:
-    """The candidates of every operand and component of a model; see the head of this file."""
+    """The candidates of every operand and component of a model; see the head of this file.
+
+    CHOSEN: the sorts of contexts in the order of the file, and how many candidates of each are kept. RAILS: whether
+    values lie between 0 and 1, so that the file's steps are of that.
+    """
+
+    CHOSEN: Mapping[store.Chosen, int] = {"strongest": POOL, "random": RANDOM}
+    RAILS = True
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -129,50 +140,88 @@ class Collector:
         self.best = {
             (side, chosen): Best(int(ends[-1]), slots)
             for side, ends in self.starts.items()
-            for chosen, slots in (("strongest", POOL), ("random", RANDOM))
+            for chosen, slots in self.CHOSEN.items()
         }
 
     @torch.no_grad()
     def update(self, layer: int, first: int, shape: tuple[int, int], values: LayerValues) -> None:
         """Look at a layer's values over a batch of `shape` (windows, tokens) whose first token is at place `first`."""
-        if values.hidden is None:
-            raise ValueError("contexts need the hidden values too")
-        channels = self.config.attention.n_special[layer] * self.config.d_head
-        begin = {side: int(ends[layer]) for side, ends in self.starts.items()}
-        parts = [("operand", begin["operand"], values.operands, values.operands.shape[1])]
-        if self.config.attention.value != "membership":
-            parts.append(("component", begin["component"], values.channels, channels))
-        bounded = self.config.feed_forward.n_bounded
-        parts.append(("component", begin["component"] + channels, values.hidden, bounded))
-        probes, keys = _probes(first, shape)
-        for side, row, found, with_rails in parts:
-            if found.shape[1]:
-                windows = found.view(*shape, -1)
-                self._strongest(side, row, windows, first)
-                if with_rails:
-                    self._random(side, row, windows[..., :with_rails], first, probes, keys)
+        for look in self.looks(layer, first, shape, values):
+            look()
 
-    def _strongest(self, side: str, row: int, windows: Tensor, first: int) -> None:
-        best = self.best[side, "strongest"]
-        least = torch.from_numpy(best.least[row : row + windows.shape[2]]).to(windows.device)
-        window, component = torch.nonzero(windows.amax(dim=1) > least, as_tuple=True)
-        token = windows[window, :, component].argmax(dim=1)
-        best.offer(_candidates(row, windows, first, window, token, component))
+    def looks(
+        self, layer: int, first: int, shape: tuple[int, int], values: LayerValues, peaks: Sequence[Peaks] | None = None
+    ) -> list[Callable[[], None]]:
+        """`update` in steps that may run at the same time.
+
+        peaks: the largest values in each window (windows, width), of each of `values.surfaces`, where they are known.
+        """
+        drawn = probes_of(first, shape)
+        steps = []
+
+        def look(side: str, row: int, found: Tensor, rails: int, known: Peaks | None) -> None:
+            windows = found.view(*shape, -1)
+            self._strongest(side, row, windows, first, peaks=known)
+            if rails:
+                self._random(side, row, windows[..., :rails], first, *drawn)
+
+        *parts, (channels, of_channels), (hidden, of_hidden) = zip(
+            values.surfaces, peaks or [None] * len(values.surfaces), strict=True
+        )
+        row = int(self.starts["operand"][layer])
+        for part, known in parts:
+            steps.append(partial(look, "operand", row, part, part.shape[1], known))
+            row += part.shape[1]
+        row = int(self.starts["component"][layer])
+        if self.config.attention.value != "membership" and channels.shape[1]:
+            steps.append(partial(look, "component", row, channels, channels.shape[1], of_channels))
+        row += channels.shape[1]
+        steps.append(partial(look, "component", row, hidden, values.n_units, of_hidden))
+        return steps
+
+    def _strongest(
+        self,
+        side: str,
+        row: int,
+        windows: Tensor,
+        first: int,
+        chosen: store.Chosen = "strongest",
+        above: float = -HALF,
+        peaks: Peaks | None = None,
+    ) -> None:
+        best = self.best[side, chosen]
+        least = np.maximum(best.least[row : row + windows.shape[2]], above)
+        highest = windows.amax(dim=1).float().cpu().numpy() if peaks is None else peaks
+        window, component = np.nonzero(highest > least)
+        if window.size:
+            traces = _traces(windows, window, component)
+            best.offer(_candidates(row + component, traces, first, window, traces.argmax(axis=1)))
 
     def _random(
-        self, side: str, row: int, windows: Tensor, first: int, probes: Ints, keys: NDArray[np.float32]
+        self,
+        side: str,
+        row: int,
+        windows: Tensor,
+        first: int,
+        probes: Ints,
+        keys: NDArray[np.float32],
+        above: float = 1.0 - RAIL,
     ) -> None:
         best = self.best[side, "random"]
-        least = torch.from_numpy(best.least[row : row + windows.shape[2]]).to(windows.device)
+        least = best.least[row : row + windows.shape[2]]
+        # Few can enter after a while: only probes that are drawn higher than the lowest of all that are kept.
+        wanted = (keys > least.min()).any(axis=0) if least.size else np.zeros(PROBES, bool)
+        probes, keys = probes[:, wanted], keys[:, wanted]
         place = torch.from_numpy(probes).to(windows.device)
-        drawn = torch.from_numpy(keys).to(windows.device)
-        looked = windows[torch.arange(len(windows), device=windows.device)[:, None], place]
-        score = torch.where(looked > 1.0 - RAIL, drawn[:, :, None], -torch.inf)
-        window, component = torch.nonzero(score.amax(dim=1) > least, as_tuple=True)
-        probe = score[window, :, component].argmax(dim=1)
-        found = _candidates(row, windows, first, window, place[window, probe], component)
-        found.score = drawn[window, probe].cpu().numpy()
-        best.offer(found)
+        looked = windows[torch.arange(len(windows), device=windows.device)[:, None], place].float().cpu().numpy()
+        score = np.where(looked > above, keys[:, :, None], np.float32(-np.inf))
+        window, component = np.nonzero(score.max(axis=1, initial=-np.inf) > least)
+        if window.size:
+            probe = score[window, :, component].argmax(axis=1)
+            traces = _traces(windows, window, component)
+            found = _candidates(row + component, traces, first, window, probes[window, probe])
+            found.score = keys[window, probe]
+            best.offer(found)
 
     def merge(self, other: Collector) -> None:
         """Take in another shard's candidates."""
@@ -193,28 +242,34 @@ class Collector:
             best.restore(arrays, f"contexts.{side}.{chosen}")
 
 
-def _probes(first: int, shape: tuple[int, int]) -> tuple[Ints, NDArray[np.float32]]:
+def probes_of(first: int, shape: tuple[int, int]) -> tuple[Ints, NDArray[np.float32]]:
     """Positions looked at in each window, and a number in (0, 1) for each, from the windows' places alone."""
     draws = [np.random.default_rng(first + window * shape[1]) for window in range(shape[0])]
     probes = np.stack([draw.integers(0, shape[1], PROBES) for draw in draws])
     return probes, np.stack([draw.random(PROBES, np.float32) for draw in draws])
 
 
-def _candidates(row: int, windows: Tensor, first: int, window: Tensor, token: Tensor, component: Tensor) -> Candidates:
-    """What stands around these tokens of these windows (b, t, n), scored by their own value."""
-    length = windows.shape[1]
-    offsets = torch.arange(-BEFORE, AFTER + 1, device=windows.device)
-    around = token[:, None] + offsets
+def _traces(windows: Tensor, window: Ints, component: Ints) -> NDArray[np.float32]:
+    """The values of components over whole windows of (b, t, n): one row (t,) for each pair."""
+    where = torch.from_numpy(window).to(windows.device), torch.from_numpy(component).to(windows.device)
+    found: NDArray[np.float32] = windows.transpose(1, 2)[where].float().cpu().numpy()
+    return found
+
+
+def _candidates(rows: Ints, traces: NDArray[np.float32], first: int, window: Ints, token: Ints) -> Candidates:
+    """What stands around these tokens of these windows, whose values are `traces`, scored by their own value."""
+    length, line = traces.shape[1], np.arange(len(token))
+    around = token[:, None] + np.arange(-BEFORE, AFTER + 1)
     inside = (around >= 0) & (around < length)
-    values = windows[window[:, None], around.clamp(0, length - 1), component[:, None]].float() * inside
-    at, where = token.cpu().numpy(), window.cpu().numpy()
+    values = traces[line[:, None], around.clip(0, length - 1)] * inside
     return Candidates(
-        rows=component.cpu().numpy() + row,
-        score=windows[window, token, component].float().cpu().numpy(),
-        position=first + where * length + at,
-        left=np.minimum(at, BEFORE).astype(np.uint8),
-        right=np.minimum(length - 1 - at, AFTER).astype(np.uint8),
-        values=values.cpu().numpy().astype(np.float16),
+        rows=rows,
+        score=traces[line, token],
+        position=first + window * length + token,
+        left=np.minimum(token, BEFORE).astype(np.uint8),
+        right=np.minimum(length - 1 - token, AFTER).astype(np.uint8),
+        # Values without rails may be beyond a float16.
+        values=values.clip(-HALF, HALF).astype(np.float16),
     )
 
 
@@ -230,12 +285,15 @@ def write_contexts(
     *,
     checkpoint_hash: str,
     end_of_document: int | None,
+    window_of: WindowOf | None = None,
 ) -> store.Contexts:
     """Put the contexts of a finished pass over the text `ids` into the folder, whole or not at all.
 
+    window_of: where the window that holds each place begins; with it what the model had read before is stored too.
+
     Raises `Unavailable` when the disk does not take the file.
     """
-    meta, arrays = assemble_contexts(collector, ids, source, tokenizer, checkpoint_hash, end_of_document)
+    meta, arrays = assemble_contexts(collector, ids, source, tokenizer, checkpoint_hash, end_of_document, window_of)
     folder = Path(folder)
     draft = folder / f".{store.FILE}.{secrets.token_hex(6)}"
     try:
@@ -258,21 +316,24 @@ def assemble_contexts(
     tokenizer: Tokenizer,
     checkpoint_hash: str,
     end_of_document: int | None,
+    window_of: WindowOf | None = None,
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The header and the arrays of contexts.safetensors; see docs/names.md."""
     documents = np.cumsum(ids == end_of_document) if end_of_document is not None else np.zeros(len(ids), np.int64)
     chosen: dict[str, dict[str, NDArray[Any]]] = {}
     needed = np.zeros(len(ids) + 1, bool)
-    for side in ("operand", "component"):
-        strongest = _different_documents(collector.best[side, "strongest"], documents)
-        drawn = collector.best[side, "random"]
-        parts = {
-            name: np.concatenate([strongest[name], getattr(drawn, name)], axis=1) for name in ("position", *_SHOWN)
-        }
-        chosen[side] = _cut(parts, ids, end_of_document)
+    for side in collector.starts:
+        chosen[side] = _cut(_joined(collector, side, documents), ids, end_of_document, collector.RAILS)
         start, length = chosen[side]["start"], chosen[side]["length"]
         for offset in range(WIDTH):
             needed[(start + offset)[length > offset]] = True
+        if window_of is not None:
+            begin = window_of(start)
+            chosen[side]["before"] = np.where(length > 0, start - begin, 0).astype(np.uint16)
+            opened = np.zeros(len(ids) + 2, np.int64)
+            np.add.at(opened, begin[length > 0], 1)
+            np.add.at(opened, start[length > 0], -1)
+            needed |= np.cumsum(opened)[:-1] > 0
     places = np.cumsum(needed) - 1
     kinds: type[np.unsignedinteger[Any]] = np.uint16 if collector.config.vocab_size <= 1 << 16 else np.uint32
     pool = ids[needed[:-1]].astype(kinds)
@@ -286,12 +347,26 @@ def assemble_contexts(
         "checkpoint": checkpoint_hash,
         "source": source.to_json(),
         "config": collector.config.to_json(),
-        "strongest": STRONGEST,
-        "random": RANDOM,
+        **{name: min(slots, STRONGEST) for name, slots in collector.CHOSEN.items()},
         "width": WIDTH,
         "tokens": {str(int(token)): tokenizer.display(int(token)) for token in np.unique(pool)},
     }
     return meta, arrays
+
+
+def _joined(collector: Collector, side: str, documents: Ints) -> dict[str, NDArray[Any]]:
+    """What the file takes of a side, sort by sort: fields of `Best`, and the positions' own values as `peak`."""
+    parts = []
+    for chosen in collector.CHOSEN:
+        best = collector.best[side, chosen]
+        part = {name: getattr(best, name) for name in ("position", *_SHOWN)}
+        if chosen != "random":
+            part = _different_documents(best, documents)
+        if chosen == "lowest":  # they are ranked, and kept, with the other sign
+            part |= {"score": -part["score"], "values": -part["values"]}
+        part["peak"] = part["values"][..., BEFORE].astype(np.float32) if chosen == "random" else part["score"]
+        parts.append(part)
+    return {name: np.concatenate([part[name] for part in parts], axis=1) for name in ("position", "peak", *_SHOWN)}
 
 
 _SHOWN = ("left", "right", "values")
@@ -306,10 +381,12 @@ def _different_documents(best: Best, documents: Ints) -> dict[str, NDArray[Any]]
     order = np.lexsort((np.broadcast_to(np.arange(best.slots), again.shape), again), axis=1)[:, :STRONGEST]
     order.sort(axis=1)
     lines = np.arange(len(order))[:, None]
-    return {name: getattr(best, name)[lines, order] for name in ("position", *_SHOWN)}
+    return {name: getattr(best, name)[lines, order] for name in ("position", "score", *_SHOWN)}
 
 
-def _cut(parts: dict[str, NDArray[Any]], ids: Ints, end_of_document: int | None) -> dict[str, NDArray[Any]]:
+def _cut(
+    parts: dict[str, NDArray[Any]], ids: Ints, end_of_document: int | None, rails: bool
+) -> dict[str, NDArray[Any]]:
     """Windows as they are stored: cut at the ends of the document, values in steps of their largest."""
     position, values = parts["position"], parts["values"].astype(np.float32)
     left, right = parts["left"].astype(np.int64), parts["right"].astype(np.int64)
@@ -332,12 +409,13 @@ def _cut(parts: dict[str, NDArray[Any]], ids: Ints, end_of_document: int | None)
     shifted = np.take_along_axis(values, np.minimum(BEFORE - left[..., None] + columns, WIDTH - 1), axis=2)
     shifted = np.where(columns < length[..., None], shifted, 0.0)
     scale = np.maximum(np.abs(shifted).max(axis=2, initial=0.0), 1e-6)
-    scale = np.where(scale <= 1.0, 1.0, scale)
+    if rails:
+        scale = np.where(scale <= 1.0, 1.0, scale)
     return {
         "start": np.where(known, position - left, 0),
         "length": length.astype(np.uint8),
         "at": np.where(known, left, 0).astype(np.uint8),
         "scale": scale.astype(np.float16),
-        "peak": np.where(known, values[..., BEFORE], 0.0).astype(np.float16),
+        "peak": np.where(known, parts["peak"], 0.0).astype(np.float16 if rails else np.float32),
         "values": np.rint(shifted / scale[..., None] * store.STEPS).astype(np.int8),
     }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,24 +14,46 @@ import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
-from legible_core.model.transformer import Observed, Transformer
+from legible_core.model.set_operators import Operands
+from legible_core.model.transformer import Transformer
 
 Ints = NDArray[np.int64]
+# Positions whose logits are in memory at once; more do not make their product faster.
+LOGITS = 256
 
 
 @dataclass(frozen=True)
 class LayerValues:
-    """One layer's memberships over a batch, tokens flattened to n; float32, on the model's device.
+    """One layer's memberships over a batch, tokens flattened to n; float32, on the model's device, mostly not copied.
 
-    operands: in the order of `config.operands(layer)`. channels: the bounded heads' combined values, head by head.
-    units: the hidden units that have rails: the named ones, and sigmoid units. hidden: all hidden units, where asked.
+    operand_parts: side by side they are the operands in the order of `config.operands(layer)`, the heads' first; a part
+    that would have no column is left out. channels: the bounded heads' combined values, head by head. hidden: all
+    hidden units, of which the first `n_units` have rails: the named ones, and sigmoid units.
     """
 
-    operands: Float[Tensor, "n o"]
+    operand_parts: tuple[Float[Tensor, "n _"], ...]
     channels: Float[Tensor, "n c"]
-    units: Float[Tensor, "n u"]
-    hidden: Float[Tensor, "n f"] | None = None
+    hidden: Float[Tensor, "n f"]
+    n_units: int
+
+    @property
+    def surfaces(self) -> tuple[Tensor, ...]:
+        """The parts of the operands, the channels, and all hidden units."""
+        return (*self.operand_parts, self.channels, self.hidden)
+
+    @cached_property
+    def operands(self) -> Float[Tensor, "n o"]:
+        """All operands in one tensor."""
+        if len(self.operand_parts) == 1:
+            return self.operand_parts[0]
+        return torch.cat(self.operand_parts, dim=-1) if self.operand_parts else self.channels[:, :0]
+
+    @property
+    def units(self) -> Float[Tensor, "n u"]:
+        """The units that have rails."""
+        return self.hidden[:, : self.n_units]
 
 
 @dataclass(frozen=True)
@@ -76,37 +100,42 @@ def spread(ids: Ints, length: int, tokens: int) -> Ints:
     return np.concatenate([ids[start : start + length] for start in starts])
 
 
-@torch.no_grad()
-def observe(
-    model: Transformer, batch: Batch, *, hidden: bool = False
-) -> tuple[list[LayerValues], NDArray[np.float64]]:
-    """Memberships per layer, and the negative log-likelihood (nats) of each target, NaN where there is none.
+def observe(model: Transformer, batch: Batch) -> tuple[list[LayerValues], NDArray[np.float64]]:
+    """Every layer's memberships, and the negative log-likelihood (nats) of each target, NaN where there is none."""
+    layers: list[LayerValues] = []
+    losses = observe_each(model, batch, lambda _, values: layers.append(values))
+    return layers, losses
 
-    hidden: give every hidden unit's value too.
+
+@torch.no_grad()
+def observe_each(model: Transformer, batch: Batch, take: Callable[[int, LayerValues], None]) -> NDArray[np.float64]:
+    """As `observe`, but `take(layer, values)` sees a layer's values before the next layer's are made.
+
+    What it does not keep is let go, so the next layer finds its memory where this one's was.
     """
-    device = model.token_embedding.device
-    ids = torch.from_numpy(np.ascontiguousarray(batch.ids)).to(device)
-    seen = Observed()
-    with hidden_values(model) if hidden else contextlib.nullcontext([None] * len(model.layers)) as found:
-        residual = model.residual(ids, observed=seen)
-    count = ids.numel()
-    layers = [
-        LayerValues(
-            _flat([torch.cat(heads, dim=-1)] if heads else [], atoms, like=residual, count=count),
-            _flat([] if value is None else [value], like=residual, count=count),
-            _flat([units], like=residual, count=count),
-            None if every is None else _flat([every], like=residual, count=count),
-        )
-        for heads, value, atoms, units, every in zip(
-            seen.attention_operands,
-            seen.attention_outputs,
-            seen.feed_forward_operands,
-            seen.feed_forward_outputs,
-            found,
-            strict=True,
-        )
-    ]
-    return layers, _losses(model, residual, batch.targets)
+    ids = torch.from_numpy(np.ascontiguousarray(batch.ids)).to(model.token_embedding.device)
+    count, numbers = ids.numel(), itertools.count()
+    heads: list[tuple[tuple[Tensor, ...], Tensor | None]] = []
+
+    def after_attention(_module: Any, _given: Any, out: Any) -> None:
+        heads.append(out[1:])
+
+    def after_units(module: Any, _given: Any, out: Any) -> None:
+        atoms, combined = heads.pop()
+        hidden = _flat(out[0], count)
+        parts = tuple(_flat(_joint(operands), count) for operands in (atoms, out[1]) if operands)
+        channels = hidden[:, :0] if combined is None else _flat(combined, count)
+        take(next(numbers), LayerValues(parts, channels, hidden, module.layout.n_bounded))
+
+    modules: list[Any] = list(model.layers)
+    handles = [layer.attention.register_forward_hook(after_attention) for layer in modules]
+    handles += [layer.feed_forward.register_forward_hook(after_units) for layer in modules]
+    try:
+        residual = model.residual(ids)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return _losses(model, residual, batch.targets)
 
 
 @contextlib.contextmanager
@@ -123,19 +152,22 @@ def hidden_values(model: Transformer) -> Iterator[list[Tensor | None]]:
 
 
 def _losses(model: Transformer, residual: Tensor, targets: Ints) -> NDArray[np.float64]:
-    """Window by window, so that the logits of one alone are in memory; log-sum-exp less the target's own logit."""
+    """Log-sum-exp less the target's own logit, some positions at a time, so that their logits alone are in memory."""
     wanted = torch.from_numpy(np.ascontiguousarray(targets)).to(residual.device)
     losses = []
-    for x, y in zip(residual, wanted, strict=True):
+    for x, y in zip(residual.flatten(0, 1).split(LOGITS), wanted.flatten().split(LOGITS), strict=True):
         logits = model.logits(x)
-        losses.append(logits.logsumexp(dim=-1) - logits.gather(-1, y.clamp(min=0)[:, None])[:, 0])
-    found: NDArray[Any] = torch.stack(losses).double().cpu().numpy()
+        losses.append(F.cross_entropy(logits, y.clamp(min=0), reduction="none"))
+    found: NDArray[Any] = torch.cat(losses).view_as(wanted).double().cpu().numpy()
     return np.where(targets == -100, np.nan, found)
 
 
-def _flat(*groups: Any, like: Tensor, count: int) -> Float[Tensor, "n w"]:
-    tensors = [tensor for group in groups for tensor in group]
-    if not tensors:
-        return like.new_zeros(count, 0, dtype=torch.float32)
-    flat = [tensor.reshape(count, -1).float() for tensor in tensors]
-    return flat[0] if len(flat) == 1 else torch.cat(flat, dim=-1)
+def _joint(operands: tuple[Tensor, ...]) -> Tensor:
+    """Operands side by side: the tensor that they are parts of, where there is one."""
+    if isinstance(operands, Operands):
+        return operands.joint
+    return operands[0] if len(operands) == 1 else torch.cat(operands, dim=-1)
+
+
+def _flat(values: Tensor, count: int) -> Float[Tensor, "n w"]:
+    return values.reshape(count, -1).float()

@@ -114,11 +114,11 @@ SLOWLY = """
 import sys, time
 from legible_core.naming import resumable, scan
 resumable.SAVE_SECONDS = 0.0
-observe = scan.observe
+observe = scan.observe_each
 def slowly(*arguments, **named):
     time.sleep(0.1)
     return observe(*arguments, **named)
-scan.observe = slowly
+scan.observe_each = slowly
 from app.cli import main
 sys.argv = ["legible", *sys.argv[1:]]
 main()
