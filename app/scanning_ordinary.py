@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from legible_core.errors import LegibleError
 
@@ -57,8 +57,8 @@ def load(checkpoint: OrdinaryCheckpoint, device: str) -> OrdinaryModel:
     """The model; one that nobody added passes its certificate first, or is refused."""
     from legible_core.pipeline import Engine
 
-    model: Any = Engine.open(checkpoint, device=device_of(checkpoint, device)).model
-    return model  # type: ignore[no-any-return]
+    model = Engine.open(checkpoint, device=device_of(checkpoint, device)).model
+    return cast("OrdinaryModel", model)
 
 
 def begin_of(checkpoint: OrdinaryCheckpoint) -> int | None:

@@ -139,7 +139,7 @@ def _named(names: Names, layer: int) -> LayerTable:
     formulas = tuple((_formula if names.plain is None else _guess)(table, place) for place in units)
     texts = tuple(" ".join(piece.text for piece in pieces).casefold() for pieces in formulas)
     plain = names.plain
-    measured = {} if plain is None else {name: plain.column(layer, name) for name in PLAIN}
+    measured: dict[str, Floats] = {} if plain is None else {name: plain.column(layer, name) for name in PLAIN}
     values = {name: getattr(of, name)[of.first_unit :] for name in ("crisp", "on", "agreement", "half_life")}
     return LayerTable(
         layer=layer,

@@ -80,13 +80,13 @@ class Asked(BaseModel):
         )  # fmt: skip
 
     def _ranges(self) -> tuple[Range, ...]:
-        ends = ((name, getattr(self, f"{name}_min"), getattr(self, f"{name}_max", None)) for name in RANGES)
-        found = [(name, low, high) for name, low, high in ends if low is not None or high is not None]
-        share = 0.01  # shares are asked for in per cent
-        return tuple(
-            (name, *(None if end is None else end * (share if name == "above" else 1.0) for end in part))
-            for name, *part in found
-        )  # type: ignore[misc]
+        def end(name: str) -> float | None:
+            asked: float | None = getattr(self, name, None)
+            # Shares are asked for in per cent.
+            return asked / 100 if asked is not None and name.startswith("above") else asked
+
+        found = ((name, end(f"{name}_min"), end(f"{name}_max")) for name in RANGES)
+        return tuple((name, low, high) for name, low, high in found if low is not None or high is not None)
 
     def query(self, **changes: Any) -> dict[str, Any]:
         """The address's query after some changes; a change of anything but the page leads to the first page."""

@@ -107,18 +107,18 @@ def figures_of(checkpoint: Checkpoint, names: Names, unit: Unit, name: Component
 
 def _plain(values: UnitValues) -> dict[str, list[Row]]:
     """The figures of an ordinary model's unit."""
-    rows = [
+    rows: list[Row] = [
         {"from": part.start, "to": part.stop, "tokens": part.count, "share": part.count / values.tokens}
         for part in values.histogram
     ]
-    active = [
+    active: list[Row] = [
         {
             "rank": rank, "id": token.id, "token": token.display, "lift": token.lift, "strongest": token.count,
             "seen": token.seen, "mean": token.mean,
         }
         for rank, token in enumerate(values.detect, 1)
     ]  # fmt: skip
-    suppresses = [
+    suppresses: list[Row] = [
         {"rank": rank, "id": token.id, "token": token.display, "weight": token.weight}
         for rank, token in enumerate(values.suppresses, 1)
     ]

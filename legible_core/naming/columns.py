@@ -99,7 +99,8 @@ def component_range(names: Names, layer: int) -> slice:
 def list_lengths(names: Names) -> NDArray[np.int64]:
     """How many tokens the detect list of each operand holds, over all layers."""
     side = "detect" if names.plain is None else "active"
-    return np.diff(names._arrays[f"{side}.offsets"].astype(np.int64))
+    lengths: NDArray[np.int64] = np.diff(names._arrays[f"{side}.offsets"].astype(np.int64))
+    return lengths
 
 
 def lifts(names: Names, layer: int, leading: int) -> tuple[NDArray[np.int64], ...]:

@@ -75,7 +75,7 @@ def promote(
     ids = torch.arange(vocab_size, device=columns.device)
     ranked, others = (ids[torch.from_numpy(mask).to(ids.device)] for mask in (often, ~often))
     sides = [(ranked, TOP, True), (others, TOP_RARE, True), *([(ranked, TOP, False)] if suppressed else [])]
-    parts: list[list[NDArray[np.generic]]] = [[] for _ in range(2 * len(sides))]
+    parts: list[list[NDArray[Any]]] = [[] for _ in range(2 * len(sides))]
     for start in range(0, columns.shape[1], chunk):
         weights = promotion(model, columns[:, start : start + chunk])
         for side, (group, k, largest) in enumerate(sides):
@@ -83,8 +83,9 @@ def promote(
             parts[2 * side].append(group[top.indices].cpu().numpy())
             parts[2 * side + 1].append(top.values.cpu().numpy())
         del weights
-    joined = [np.concatenate(part) if part else np.zeros((0, 0)) for part in parts]
-    return Promoted(*(part.astype(np.float32 if index % 2 else np.int64) for index, part in enumerate(joined)))
+    joined: list[Any] = [np.concatenate(part) if part else np.zeros((0, 0)) for part in parts]
+    kinds = (np.int64, np.float32) * len(sides)
+    return Promoted(*(part.astype(kind) for part, kind in zip(joined, kinds, strict=True)))
 
 
 def write_columns(model: Transformer) -> Iterator[tuple[Float[Tensor, "d c"], Float[Tensor, "d f"]]]:
