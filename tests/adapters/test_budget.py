@@ -11,7 +11,7 @@ import pytest
 from family_samples import save
 
 sys.path.append(str(Path(__file__).parents[1] / "pages"))
-from page_samples import Site, make_checkpoint, open_site, sample_text
+from page_samples import Site, make_checkpoint, open_site, sample_text, without_shipped
 
 from app.handlers import Engines
 from app.jobs import BACKGROUND
@@ -67,12 +67,15 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         slug: make_checkpoint(root / slug, slug, scan=False, seed=seed) for seed, slug in enumerate(("one", "two"))
     }
     made["plain"] = adding.add(save("gpt2", root / "hf"), root / "data" / "ordinary", slug="plain")
+    patch = pytest.MonkeyPatch()
+    without_shipped(patch)
     site = open_site(root / "data", made["one"])
     for slug, checkpoint in [*made.items(), ("alias", made["plain"])]:
         site.services.store.add_checkpoint(slug, checkpoint.hash, str(checkpoint.path), move=True)
     site.services.catalogue.refresh()
     yield Bench(site, made)
     site.services.close()
+    patch.undo()
 
 
 def test_the_longest_idle_is_dropped_and_the_same_weights_are_loaded_once(bench: Bench) -> None:

@@ -19,6 +19,7 @@ from legible_core.naming.contexts import Context, Contexts, Source
 from legible_core.naming.observe import halves
 from legible_core.naming.scan import Scan
 from legible_core.tokens import Tokenizer
+from legible_core.trace import Trace
 from legible_core.units import Channel, Component, Head, HeadOperand, Operand, QuantifierOperand, Unit, parse
 
 TEXT = Source("corpus", "sample.txt", 9000)
@@ -43,38 +44,50 @@ def contexts(model: Transformer, ids: np.ndarray, folder: Path, tokenizer: Token
     return _collected(model, ids, folder, tokenizer)
 
 
-def _every_value(model: Transformer, ids: np.ndarray, component: Component) -> tuple[np.ndarray, list[slice]]:
-    """The component's value at every place of the text, and the windows that the scan reads."""
-    values, windows, start = [], [], 0
+@pytest.fixture(scope="module")
+def traced(model: Transformer, ids: np.ndarray) -> list[tuple[slice, Trace]]:
+    return _traced(model, ids)
+
+
+def _traced(model: Transformer, ids: np.ndarray) -> list[tuple[slice, Trace]]:
+    """The windows that the scan reads, each with the model's own trace."""
+    found, start = [], 0
     for half in halves(ids, 0):
         for begin in range(0, len(half), 32):
             part = half[begin : begin + 32]
-            windows.append(slice(start, start + len(part)))
+            found.append((slice(start, start + len(part)), model.trace(torch.from_numpy(part))))
             start += len(part)
-            trace = model.trace(torch.from_numpy(part))
-            layer = component.layer  # type: ignore[union-attr]
-            found = model.operands(layer, trace, slice(None))
-            match component:
-                case Operand(_, pair, side):
-                    values.append(found["pair_a" if side == "A" else "pair_b"][:, pair])
-                case HeadOperand(_, head, pair, side):
-                    values.append(found["head_a" if side == "A" else "head_b"][:, head, pair])
-                case QuantifierOperand(_, unit):
-                    start_q = model.config.feed_forward.quantifiers.start
-                    values.append(found["quantifier"][:, unit - start_q])
-                case Channel(_, head, channel):
-                    values.append(model.head_values(layer, trace)[:, head, channel])
-                case Unit(_, unit):
-                    values.append(trace.layers[layer].hidden[:, unit])
-    return torch.cat(values).numpy(), windows
+    return found
+
+
+def _every_value(model: Transformer, traced: list[tuple[slice, Trace]], component: Component) -> np.ndarray:
+    """The component's value at every place of the text."""
+    values = []
+    layer = component.layer  # type: ignore[union-attr]
+    for _, trace in traced:
+        found = model.operands(layer, trace, slice(None))
+        match component:
+            case Operand(_, pair, side):
+                values.append(found["pair_a" if side == "A" else "pair_b"][:, pair])
+            case HeadOperand(_, head, pair, side):
+                values.append(found["head_a" if side == "A" else "head_b"][:, head, pair])
+            case QuantifierOperand(_, unit):
+                start_q = model.config.feed_forward.quantifiers.start
+                values.append(found["quantifier"][:, unit - start_q])
+            case Channel(_, head, channel):
+                values.append(model.head_values(layer, trace)[:, head, channel])
+            case Unit(_, unit):
+                values.append(trace.layers[layer].hidden[:, unit])
+    return torch.cat(values).numpy()
 
 
 @pytest.mark.parametrize("name", ["L0.p3.A", "L1.h0.p1.B", "L0.h1.c6", "L1.u0", "L0.u15.m", "L1.u14", "L0.u30"])
 def test_contexts_are_the_models_own_values(
-    model: Transformer, ids: np.ndarray, contexts: Contexts, tokenizer: Tokenizer, name: str
-) -> None:
+    model: Transformer, ids: np.ndarray, traced: list[tuple[slice, Trace]], contexts: Contexts, tokenizer: Tokenizer,
+    name: str,
+) -> None:  # fmt: skip
     component = parse(name)
-    values, windows = _every_value(model, ids, component)
+    values, windows = _every_value(model, traced, component), [window for window, _ in traced]
     found = contexts.contexts_of(component)
     strongest = [context for context in found if context.chosen == "strongest"]
     assert len(strongest) == STRONGEST
@@ -146,7 +159,7 @@ def test_an_operand_that_is_never_on_has_no_random_contexts(
 def test_a_membership_channel_is_its_own_operand(tokenizer: Tokenizer, ids: np.ndarray, tmp_path: Path) -> None:
     model = sample_model(sample_config(tokenizer.vocab_size, "membership"))
     found = _collected(model, ids[:1000], tmp_path, tokenizer).contexts_of(Channel(0, 1, 2))
-    values, _ = _every_value(model, ids[:1000], Channel(0, 1, 2))
+    values = _every_value(model, _traced(model, ids[:1000]), Channel(0, 1, 2))
     assert found[0].peak == pytest.approx(values.max(), abs=1e-3)
 
 

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from fastapi.testclient import TestClient
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -21,6 +22,7 @@ from app.settings import Settings
 from app.worker import Worker
 from legible_core.checkpoint import save
 from legible_core.config import Attention, FeedForward, ModelConfig
+from legible_core.errors import NotFound
 from legible_core.folder import Card
 from legible_core.model import Transformer
 from legible_core.registry import Checkpoint, open_checkpoint
@@ -136,6 +138,15 @@ def open_site(folder: Path, checkpoint: Checkpoint, **settings: object) -> Site:
     services.catalogue.refresh()
     client = TestClient(app, base_url="http://127.0.0.1:8321", follow_redirects=False)
     return Site(client, services, checkpoint, Worker(made, services.store.database, handlers(made), "test"))
+
+
+def without_shipped(patch: pytest.MonkeyPatch) -> None:
+    """No shipped checkpoints, neither for pages nor for jobs: after a scan or a search all their names are indexed."""
+
+    def none() -> Path:
+        raise NotFound("Nothing is shipped.")
+
+    patch.setattr("app.catalogue.models_dir", none)
 
 
 class _Reader(HTMLParser):

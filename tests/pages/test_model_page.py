@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from page_samples import SLUG, Site, links, make_checkpoint, open_site, parsed
+from page_samples import SLUG, Site, links, make_checkpoint, open_site, parsed, without_shipped
 
 from app.pages.model_figures import _inert
 from app.pages.scans import corpora_dir
@@ -98,8 +98,9 @@ def test_a_checkpoint_without_names_has_no_figures(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def own(scanned: object, tmp_path: Path) -> Site:
+def own(scanned: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     """A workbench over a copy of the checkpoint that a scan may write to."""
+    without_shipped(monkeypatch)
     folder = tmp_path / SLUG
     shutil.copytree(scanned.path, folder)  # type: ignore[attr-defined]
     return open_site(tmp_path / "data", open_checkpoint(folder))

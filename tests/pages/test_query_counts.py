@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from page_samples import SLUG, Site, open_site
+from page_samples import SLUG, Site, open_site, without_shipped
 from run_samples import make_run
 from sqlalchemy import event, insert, select
 
@@ -162,6 +162,8 @@ class Rows:
 def rows(scanned: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rows]:
     root = tmp_path_factory.mktemp("counts")
     make_run(root / "runs" / "one")
+    patch = pytest.MonkeyPatch()
+    without_shipped(patch)
     site = open_site(root / "data", scanned, runs=(str(root / "runs"),))
     address = site.read("it was the best of times")
     fields = {"name": "of times", "model": SLUG, "conditions": "L1.p2.A above 0.35\nL0.u3", "gate": "none"}
@@ -174,6 +176,7 @@ def rows(scanned: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Itera
     site.work()
     yield Rows(site, address, monitor)
     site.services.close()
+    patch.undo()
 
 
 def test_a_page_asks_no_more_often_where_there_is_more(rows: Rows) -> None:
