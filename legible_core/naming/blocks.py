@@ -107,20 +107,26 @@ def measure(surfaces: Sequence[Surface], shape: tuple[int, int], team: Team, *, 
     Raises ValueError on a NaN or an infinity where there are rails.
     """
     count, length = shape
-    parts = -(-length // ROWS)
-    ends = [length * part // parts for part in range(parts + 1)]
-    blocks = [(w * length + a, w * length + b) for w in range(count) for a, b in itertools.pairwise(ends)]
+    # A block is some whole windows, or a part of one.
+    together, parts = max(1, ROWS // length), -(-length // ROWS)
+    ends = [length * part // parts for part in range(parts)] if parts > 1 else [0]
+    starts = [window * length + end for window in range(0, count, together) for end in ends]
 
-    def one(block: tuple[int, int]) -> list[_Block]:
-        rows = slice(*block)
-        return [_block(of.values[rows], of.rails, None if of.on is None else of.on[rows], peaks) for of in surfaces]
+    def one(rows: tuple[int, int]) -> list[_Block]:
+        windows = max(1, (rows[1] - rows[0]) // length) if peaks else 0
+        part = slice(*rows)
+        return [_block(of.values[part], of.rails, None if of.on is None else of.on[part], windows) for of in surfaces]
 
-    return [_joined(found, parts) for found in zip(*team.map(one, blocks), strict=True)]
+    blocks = team.map(one, itertools.pairwise([*starts, count * length]))
+    return [_joined(found, parts) for found in zip(*blocks, strict=True)]
 
 
 @dataclass(frozen=True)
 class _Block:
-    """A block of one surface: its first row, and sums around it; float32, whole numbers exact. bins: (rails, 21)."""
+    """A block of one surface: its first row, and sums around it; float32, whole numbers exact.
+
+    bins: (rails, 21). peaks: (windows, width), one window where the block is a part of it.
+    """
 
     n: int
     first: Tensor
@@ -133,8 +139,8 @@ class _Block:
 
 
 @torch.no_grad()
-def _block(values: Float[Tensor, "n w"], rails: int, on: Tensor | None, peaks: bool) -> _Block:
-    highest = values.amax(dim=0) if peaks else values.new_empty(0)
+def _block(values: Float[Tensor, "n w"], rails: int, on: Tensor | None, windows: int) -> _Block:
+    highest = values.view(windows, -1, values.shape[1]).amax(dim=1) if windows else values.new_empty(1, 0)
     values, n = values[:, :rails], len(values)
     ones, wide = values.new_ones(1, n), values.new_empty(n, rails)
     torch.sub(values, values[0], out=wide)
@@ -156,12 +162,13 @@ def _block(values: Float[Tensor, "n w"], rails: int, on: Tensor | None, peaks: b
 
 
 def _joined(blocks: Sequence[_Block], each: int) -> Measured:
-    """One surface's blocks, `each` of them a window, by Chan, Golub and LeVeque's rule."""
+    """One surface's blocks, `each` of them a window where they are parts of one, by Chan, Golub and LeVeque's rule."""
 
     def stack(name: str) -> NDArray[Any]:
         found: NDArray[Any] = torch.stack([getattr(block, name) for block in blocks]).numpy()
         return found
 
+    peaks = torch.cat([block.peaks for block in blocks]).numpy()
     n = np.array([[block.n] for block in blocks], np.float64)
     total = n.sum()
     deviations = stack("deviations").astype(np.float64)
@@ -184,7 +191,7 @@ def _joined(blocks: Sequence[_Block], each: int) -> Measured:
         stack("on").sum(axis=0).astype(np.int64),
         off,
         bins,
-        stack("peaks").reshape(len(blocks) // each, each, len(blocks[0].peaks)).max(axis=1),
+        peaks.reshape(len(peaks) // each, each, peaks.shape[1]).max(axis=1),
     )
 
 

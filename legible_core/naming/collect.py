@@ -157,7 +157,7 @@ class Collector:
         peaks: the largest values in each window (windows, width), of each of `values.surfaces`, where they are known.
         """
         drawn = probes_of(first, shape)
-        steps = []
+        steps: list[Callable[[], None]] = []
 
         def look(side: str, row: int, found: Tensor, rails: int, known: Peaks | None) -> None:
             windows = found.view(*shape, -1)
@@ -165,9 +165,8 @@ class Collector:
             if rails:
                 self._random(side, row, windows[..., :rails], first, *drawn)
 
-        *parts, (channels, of_channels), (hidden, of_hidden) = zip(
-            values.surfaces, peaks or [None] * len(values.surfaces), strict=True
-        )
+        known_peaks: Sequence[Peaks | None] = peaks or [None] * len(values.surfaces)
+        *parts, (channels, of_channels), (hidden, of_hidden) = zip(values.surfaces, known_peaks, strict=True)
         row = int(self.starts["operand"][layer])
         for part, known in parts:
             steps.append(partial(look, "operand", row, part, part.shape[1], known))
@@ -347,7 +346,7 @@ def assemble_contexts(
         "checkpoint": checkpoint_hash,
         "source": source.to_json(),
         "config": collector.config.to_json(),
-        **{name: min(slots, STRONGEST) for name, slots in collector.CHOSEN.items()},
+        **{str(name): min(slots, STRONGEST) for name, slots in collector.CHOSEN.items()},
         "width": WIDTH,
         "tokens": {str(int(token)): tokenizer.display(int(token)) for token in np.unique(pool)},
     }

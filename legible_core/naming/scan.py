@@ -57,7 +57,7 @@ class LayerState:
     ) -> tuple[list[NDArray[np.float32]], list[Callable[[], None]]]:
         """`update` on a processor's threads, but for some steps, which are returned and may run at the same time.
 
-        ids: of shape (windows * tokens,). groups: theirs in the counts. Returns each surface's peaks, if asked for, too.
+        ids: of shape (windows * tokens,). groups: theirs in the counts. Gives each surface's peaks, if asked for, too.
         """
         on = torch.empty(len(ids), self.operands.width)
         masks = on.split([part.shape[1] for part in values.operand_parts], dim=1) if values.operand_parts else ()

@@ -12,8 +12,9 @@ from legible_core.legibility import Moments
 from legible_core.naming.blocks import ROWS, Groups, Measured, Surface, Team, count_on, join, measure
 from legible_core.naming.detect import TokenCounts
 
-# Two windows, each longer than a block and no multiple of it.
+# Windows longer than a block and no multiple of it, and five short ones, of which some make a block.
 SHAPE = (2, ROWS + 45)
+SHORT = (5, ROWS // 3)
 
 
 @pytest.fixture(params=[1, 2])
@@ -26,10 +27,10 @@ def team(request: pytest.FixtureRequest) -> Iterator[Team]:
     torch.set_num_threads(before)
 
 
-def _values(width: int, seed: int = 0) -> torch.Tensor:
+def _values(width: int, seed: int = 0, shape: tuple[int, int] = SHAPE) -> torch.Tensor:
     """Memberships, the first ones on every edge that matters and beside it, and a column that hardly varies."""
     generator = np.random.default_rng(seed)
-    values = generator.beta(0.3, 0.6, (SHAPE[0] * SHAPE[1], width)).astype(np.float32)
+    values = generator.beta(0.3, 0.6, (shape[0] * shape[1], width)).astype(np.float32)
     edges = np.append(np.arange(21) / 20, [0.1, 0.9]).astype(np.float32)
     edges = np.concatenate([edges, np.nextafter(edges, np.float32(0)), np.nextafter(edges[:-1], np.float32(1))])
     values[: len(edges), 0] = edges.clip(0, 1)
@@ -50,19 +51,20 @@ def _check(found: Measured, values: torch.Tensor, *, histogram: bool) -> None:
         np.testing.assert_array_equal(moments.bins, plain.bins)
 
 
-def test_every_sum_is_that_of_the_plain_formulas(team: Team) -> None:
-    heads, units, hidden = _values(5), _values(3, seed=1), _values(7, seed=2)
+@pytest.mark.parametrize("shape", [SHAPE, SHORT])
+def test_every_sum_is_that_of_the_plain_formulas(team: Team, shape: tuple[int, int]) -> None:
+    heads, units, hidden = _values(5, 0, shape), _values(3, 1, shape), _values(7, 2, shape)
     hidden[:, 4:] *= 1e30  # units without rails may hold anything
     on = torch.full((len(heads), 8), 9.0)
     surfaces = [Surface(heads, 5, on[:, :5]), Surface(units, 3, on[:, 5:]), Surface(hidden, 4), Surface(hidden, 0)]
-    first, second, some, none = measure(surfaces, SHAPE, team, peaks=True)
+    first, second, some, none = measure(surfaces, shape, team, peaks=True)
     operands = torch.cat([heads, units], dim=1)
     _check(join([first, second]), operands, histogram=True)
     _check(some, hidden[:, :4], histogram=False)
     np.testing.assert_array_equal(on, operands > 0.9)
     for found, values in ((first, heads), (some, hidden), (none, hidden)):
-        np.testing.assert_array_equal(found.peaks, values.view(*SHAPE, -1).amax(dim=1))
-    assert measure(surfaces, SHAPE, team, peaks=False)[2].peaks.shape == (2, 0)
+        np.testing.assert_array_equal(found.peaks, values.view(*shape, -1).amax(dim=1))
+    assert not measure(surfaces, shape, team, peaks=False)[2].peaks.size
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
