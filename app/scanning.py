@@ -367,9 +367,8 @@ def report(names: Names) -> str:
         f"{'per cent':>10} {'crisp':>7} {'ON':>6} {'SELECT.':>8} {'CONST.':>7} {'FUZZY':>6}",
     ]
     if names.plain is not None:
-        if corpus.get("sampled") is not None:
-            lines.append(OWN_TEXT)
-        return "\n".join([*lines[:2], "", *ordinary.rows(names)])
+        own = [OWN_TEXT] if corpus.get("sampled") is not None else []
+        return "\n".join([*lines[:2], *own, "", *ordinary.rows(names)])
     layers = names.legibility["layers"]
     rows = [(f"L{index}", layer) for index, layer in enumerate(layers)] + [("all", names.legibility["all"])]
     for surface, title in (

@@ -99,8 +99,8 @@ def component_range(names: Names, layer: int) -> slice:
 def list_lengths(names: Names) -> NDArray[np.int64]:
     """How many tokens the detect list of each operand holds, over all layers."""
     side = "detect" if names.plain is None else "active"
-    lengths: NDArray[np.int64] = np.diff(names._arrays[f"{side}.offsets"].astype(np.int64))
-    return lengths
+    offsets: NDArray[np.int64] = names._arrays[f"{side}.offsets"].astype(np.int64)
+    return offsets[1:] - offsets[:-1]
 
 
 def lifts(names: Names, layer: int, leading: int) -> tuple[NDArray[np.int64], ...]:

@@ -107,12 +107,13 @@ class Strongest:
         """Look at a batch whose first token is at place `first` of the text; batches come in the order of the text."""
         held = torch.from_numpy(self.keys).to(values.device)
         least = (held[:, -1] >> 32).to(torch.int32).view(torch.float32)
-        passing = (values > least).T
-        counts = passing.sum(dim=1)
-        most = int(counts.max()) if len(counts) else 0
-        if not most:
+        token, unit = (values > least).nonzero(as_tuple=True)
+        if not len(unit):
             return
-        unit, token = passing.nonzero(as_tuple=True)
+        order = unit.argsort(stable=True)
+        token, unit = token[order], unit[order]
+        counts = torch.bincount(unit, minlength=values.shape[1])
+        most = int(counts.max())
         slot = torch.arange(len(unit), device=unit.device) - (counts.cumsum(0) - counts)[unit]
         bits = values[token, unit].view(torch.int32).to(torch.int64)
         offered = torch.zeros(len(counts), most, dtype=torch.int64, device=values.device)
