@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,13 @@ import pytest
 from journey_samples import Server, chromium, make_checkpoint, register, serving
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from app.database import Database
+from app.handlers import handlers
+from app.indexing import look_soon
+from app.jobs import Queue
 from app.runs import announced
+from app.settings import Settings
+from app.worker import Worker
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "pages"))
 from run_samples import make_run
@@ -23,17 +30,31 @@ def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("journey") / "checkpoints")
 
 
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory, checkpoint_folder: Path) -> Path:
+    """A data folder that knows the checkpoint, and the shipped names indexed, as every server would begin with."""
+    data_dir = tmp_path_factory.mktemp("prepared") / "data"
+    register(data_dir, checkpoint_folder)
+    settings = Settings.load(data_dir=data_dir)
+    database = Database.open(settings, migrate=False)
+    look_soon(Queue(database)).join()
+    worker = Worker(settings, database, {"index": handlers(settings)["index"]}, "prepares")
+    while worker.work_once():
+        pass
+    database.forget_log()
+    database.close()
+    return data_dir
+
+
 @pytest.fixture
-def data_dir(tmp_path: Path, checkpoint_folder: Path) -> Path:
-    register(tmp_path / "data", checkpoint_folder)
-    return tmp_path / "data"
+def data_dir(tmp_path: Path, prepared: Path) -> Path:
+    return Path(shutil.copytree(prepared, tmp_path / "data"))
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory, checkpoint_folder: Path) -> Iterator[Server]:
+def shared(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Iterator[Server]:
     """One workbench, which knows a training that ended, for journeys that neither stop it nor count what is in it."""
-    data_dir = tmp_path_factory.mktemp("shared") / "data"
-    register(data_dir, checkpoint_folder)
+    data_dir = Path(shutil.copytree(prepared, tmp_path_factory.mktemp("shared") / "data"))
     with announced(data_dir, make_run(data_dir.parent / "seen")):
         pass
     with serving(data_dir) as server:
