@@ -41,6 +41,25 @@ def in_dtype(checkpoint: Checkpoint, dtype: str) -> Checkpoint:
     raise LegibleError(f"--dtype is {dtype[:40]!r}; it must be float32 or bfloat16.", code="bad_dtype")
 
 
+def place_of(checkpoint: Checkpoint, data: Path) -> Path | None:
+    """Where what is measured goes of a model's own folder, as transformers saved it: to its registration, if any.
+
+    None leaves it to the checkpoint. Raises `LegibleError` where nobody added the model: its folder is left alone.
+    """
+    from legible_core.adapters.registration import OrdinaryCheckpoint
+
+    if not isinstance(checkpoint, OrdinaryCheckpoint) or checkpoint.path != checkpoint.source:
+        return None
+    registered = data / "ordinary" / checkpoint.hash[:16]
+    if registered.is_dir():
+        return registered
+    raise LegibleError(
+        f"Nobody added {checkpoint.slug} yet, and nothing is written into a model's own folder.",
+        code="not_added",
+        hint=f"Add it with `legible add {checkpoint.path}`, or name another place with --out.",
+    )
+
+
 def device_of(checkpoint: OrdinaryCheckpoint, device: str) -> str:
     """The device asked for, else the one that the model was added for, else the first GPU where there is one."""
     import torch
@@ -150,4 +169,4 @@ def rows(names: Names) -> list[str]:
     return lines
 
 
-__all__ = ["begin_of", "end_of", "in_dtype", "load", "rows", "store", "store_contexts", "written_ids"]
+__all__ = ["begin_of", "end_of", "in_dtype", "load", "place_of", "rows", "store", "store_contexts", "written_ids"]

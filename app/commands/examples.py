@@ -69,12 +69,15 @@ def examples(
 ) -> None:
     """Choose six example prompts, the papers' first and the most confident ones after it, and write them down."""
     from app.commands.read import find
+    from app.scanning_ordinary import place_of
+    from app.settings import Settings
     from legible_core.pipeline import Engine
 
     checkpoint = find(model)
+    place = None if out is not None else place_of(checkpoint, Settings.load().data_dir)
     engine = Engine.open(checkpoint)
     rows = choose(engine)
-    path = out if out is not None else checkpoint.path / FILE
+    path = out if out is not None else (place or checkpoint.path) / FILE
     draft = path.with_name(f".{path.name}.saving")
     document = {"checkpoint": checkpoint.hash, "examples": rows}
     draft.write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

@@ -14,7 +14,7 @@ import typer
 from app.commands.interrupt import interruptible
 from app.commands.shipped import Replace, keep_shipped
 from app.scanning import Job, Text, check_writable, finish, load_any, merged, prepare_scan, report, sampled_contexts
-from app.scanning_ordinary import in_dtype
+from app.scanning_ordinary import in_dtype, place_of
 from legible_core.errors import LegibleError, NotFound
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def scan(
         raise NotFound(f"There is no folder {out}; make it first, or leave --out away.")
     settings = Settings.load()
     if out is None and shard is None:
-        out = _place(checkpoint, settings.data_dir)
+        out = place_of(checkpoint, settings.data_dir)
     if out is None and shard is None:
         made = "contexts.safetensors" if contexts_only else "names.json"
         keep_shipped(checkpoint, (made,), replace=replace_shipped)
@@ -149,25 +149,6 @@ def _check(corpus: Path | None, sample: int | None, contexts_only: bool, shard: 
         reason = "--contexts-only is not done in shards; leave --shard and --merge away."
     if reason is not None:
         raise LegibleError(reason, code="bad_options")
-
-
-def _place(checkpoint: Checkpoint, data: Path) -> Path | None:
-    """Where the names of a model's own folder go, as transformers saved it: to its registration, where it has one.
-
-    None leaves it to the checkpoint. Raises `LegibleError` where nobody added the model: its folder is left alone.
-    """
-    from legible_core.adapters.registration import OrdinaryCheckpoint
-
-    if not isinstance(checkpoint, OrdinaryCheckpoint) or checkpoint.path != checkpoint.source:
-        return None
-    registered = data / "ordinary" / checkpoint.hash[:16]
-    if registered.is_dir():
-        return registered
-    raise LegibleError(
-        f"Nobody added {checkpoint.slug} yet, and a scan writes nothing into a model's own folder.",
-        code="not_added",
-        hint=f"Add it with `legible add {checkpoint.path}`, or name another folder with --out.",
-    )
 
 
 def _shard(text: str | None) -> tuple[int, int]:
