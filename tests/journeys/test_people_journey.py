@@ -1,4 +1,4 @@
-"""For people: every page in both themes by axe-core's rules, the theme that stays chosen, pages without JavaScript."""
+"""For people: every page by axe-core's rules and by keyboard, the theme that stays chosen, pages without JavaScript."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from focus_samples import in_the_way
 from journey_samples import PROMPT, SLUG, Server, eventually
 from playwright.sync_api import Browser, Page, expect
 
@@ -120,6 +121,8 @@ def test_every_page_in_both_themes_and_on_a_telephone(browser: Browser, shared: 
             page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
             expect(page.locator(".htmx-request")).to_have_count(0)
             wrong += [f"{name}, {scheme}: {said}" for said in findings(page, only_colours=scheme == "dark")]
+        if "embed" not in address:
+            wrong += [f"{name}: {said}" for said in in_the_way(page)]
         page.set_viewport_size({"width": 390, "height": 844})
         width = settled_width(page)
         wrong += [f"{name}: {width} pixels wide on a telephone: {page.evaluate(WIDE)}"] if width > 390 else []
