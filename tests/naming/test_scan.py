@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from legible_core.errors import LegibleError, Unavailable
 from legible_core.model.transformer import Transformer
+from legible_core.naming import resumable
 from legible_core.naming import scan as scanning
 from legible_core.naming.assemble import assemble
 from legible_core.naming.observe import batches, halves, observe, spread
@@ -95,14 +96,14 @@ def test_interrupted_and_resumed_gives_the_same_bits(
 def test_a_killed_scan_goes_on_from_its_last_save(
     model: Transformer, ids: np.ndarray, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scanning, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(resumable, "SAVE_SECONDS", 0.0)
     first = Scan(model, ids, "sample.txt", checkpoint_hash="h", end_of_document=0, state=tmp_path)
     for number, _ in enumerate(first.run()):
         if number == 9:
             break  # nothing more is called, as after a kill
     # A write that the kill cut short lies beside the last whole one.
     (tmp_path / "scan-cut.safetensors").write_bytes(b"\x10\x00")
-    monkeypatch.setattr(scanning, "SAVE_SECONDS", 1e9)
+    monkeypatch.setattr(resumable, "SAVE_SECONDS", 1e9)
     second = Scan(model, ids, "sample.txt", checkpoint_hash="h", end_of_document=0, state=tmp_path)
     assert second.next == 10
     for _ in second.run():
