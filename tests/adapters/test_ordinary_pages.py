@@ -13,7 +13,7 @@ from family_samples import save
 from typer.testing import CliRunner
 
 sys.path.append(str(Path(__file__).parents[1] / "pages"))
-from page_samples import Site, open_site, sample_text
+from page_samples import Site, open_site, sample_text, without_shipped
 
 from app.cli import build
 from legible_core.errors import LegibleError
@@ -143,7 +143,8 @@ def test_its_heads_and_units_are_removed_and_scaled_from_the_pages(site: Site) -
     assert "Traceback" not in said
 
 
-def test_a_scan_gives_its_units_contexts_histograms_and_lists(site: Site) -> None:
+def test_a_scan_gives_its_units_contexts_histograms_and_lists(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_shipped(monkeypatch)
     unscanned = text_of(site, "/models/tiny/units/L1.u7")
     assert "what it detects is undefined" in unscanned
     corpora = site.services.settings.data_dir / "corpora"
