@@ -1,7 +1,8 @@
 """One training step: the shipped design against its GELU twin, and the twin against plain PyTorch.
 
 The legible side has Boolean values on every head, ρ = 0.5, an eighth of its named units quantifiers, and both pressures
-on both surfaces; the twin has linear values and GELU units. A step is the loop's own: forward, backward, clip, update.
+on both surfaces; the twin has linear values and GELU units. A step is the loop's own: forward, backward, clip, update;
+freed memory is kept between steps, on both sides, as `legible train` does.
 Both use the recipes' own optimiser, Muon. Against plain PyTorch both sides use AdamW, because torch's own Muon always
 computes in bfloat16, which most CPUs emulate: that would make the reference slow for a reason that is not its shape.
 """
@@ -18,6 +19,7 @@ from torch import Tensor
 from benchmarks.measure import THREADS, Row, against
 from benchmarks.plain_decoder import PlainDecoder, plain_step
 from legible_core.model import Transformer
+from legible_core.training.memory import keep_memory
 from legible_core.training.optimiser import Optimiser
 from legible_core.training.pressures import Pressure
 from legible_core.training.recipe import DataRecipe, ModelRecipe, OptimiserRecipe, Recipe, ScheduleRecipe
@@ -76,6 +78,7 @@ def make_plain_step(size: dict[str, int], tokens: int = BATCH_TOKENS) -> Callabl
 def run() -> Iterator[Row]:
     """Four rows, two of each width."""
     torch.set_num_threads(THREADS)
+    keep_memory()
     for width, size in SIZES.items():
         legible = make_step(size, LEGIBLE, PRESSURE, OptimiserRecipe())
         twin = make_step(size, {}, Pressure(), OptimiserRecipe())

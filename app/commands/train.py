@@ -76,6 +76,7 @@ def train(
     from legible_core.registry import open_checkpoint
     from legible_core.training.distributed import processes, rank
     from legible_core.training.loop import Run
+    from legible_core.training.memory import keep_memory
     from legible_core.training.recipe import load_recipe, resolve
     from legible_core.training.sources import find_source
     from legible_core.training.state import read_meta, writing
@@ -99,6 +100,7 @@ def train(
         column=data.dataset_column,
     )
     given = tokenizer or (Path(resolve(data.tokenizer, recipe.parent)) if data.tokenizer else None)
+    keep_memory()
     with processes(device) as place, writing(folder):
         first = rank() == 0
         for warning in warnings_of(plan) if first else ():
