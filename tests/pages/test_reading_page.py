@@ -183,9 +183,11 @@ def test_bad_values_are_one_sentence(shared: Site, query: str, status: int, said
 def test_what_was_refused_leads_back_to_the_reading(shared: Site) -> None:
     address = shared.read("the cat")
     path = address.partition("?")[0]
-    refused = shared.client.get(f"{address}&component=L9.u0")
-    assert refused.status_code == 404
-    assert f'<a href="{path}">Back to the reading</a>' in refused.text
+    # From a page below it as well: that page would only be refused again.
+    for asked in (f"{address}&component=L9.u0", f"{path}/bounds/L0.u47", f"{path}/why/L9.p0.A?at=1"):
+        refused = shared.client.get(asked)
+        assert refused.status_code == 404
+        assert f'<a href="{path}">Back to the reading</a>' in refused.text
     assert "Back to the reading" not in shared.client.get("/models/none").text
 
 
