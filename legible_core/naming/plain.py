@@ -134,6 +134,11 @@ class PlainValues:
         width = self.config.feed_forward.d_ff
         return slice(layer * width, (layer + 1) * width)
 
+    @property
+    def lists(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(offsets, tokens): unit i, layer by layer, lists tokens[offsets[i]:offsets[i + 1]]."""
+        return self._arrays["active.offsets"].astype(np.int64), self._arrays["active.tokens"].astype(np.int64)
+
     def base(self, rows: slice) -> NDArray[np.float64]:
         """The share of the naming half's positions that are among a unit's strongest."""
         base: NDArray[np.float64] = self._arrays["unit.strongest"][rows] / max(1, self.naming)

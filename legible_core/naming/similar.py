@@ -72,6 +72,9 @@ def write_cosines(model: Readable, unit: Unit) -> Float[Tensor, "l f"]:
 def detect_overlaps(config: ModelConfig, names: Names | None, unit: Unit) -> NDArray[np.float64] | None:
     """(L, f) mean Jaccard index of the operands' detect lists with those of `unit`; NaN where it is undefined."""
     operands = opens(config, unit)
+    if names is not None and names.plain is not None:  # an ordinary unit has a list of its own
+        shape = (config.n_layers, config.feed_forward.d_ff)
+        return _jaccard(*names.plain.lists, config.vocab_size, unit.layer * shape[1] + unit.unit).reshape(shape)
     if names is None or not operands:
         return None
     offsets, tokens = names.detect_lists

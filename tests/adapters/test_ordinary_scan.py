@@ -18,6 +18,7 @@ from legible_core.naming.bins import BINS, edges, quantiles
 from legible_core.naming.collect import write_contexts
 from legible_core.naming.contexts import Source
 from legible_core.naming.names import Names
+from legible_core.naming.similar import detect_overlaps
 from legible_core.ordinary.loading import bridged
 from legible_core.ordinary.names import assemble, write_ordinary_names
 from legible_core.ordinary.observing import sample, window_of
@@ -185,6 +186,10 @@ def test_detect_lists_say_what_was_counted(whole: OrdinaryScan, tokenizer: Token
             assert token.mean == pytest.approx(there[: len(on)][on].mean(), rel=1e-5)
             assert token.lift == pytest.approx(token.share / (len(positions) / len(whole.parts[0])))
             listed += 1
+        if found.detect and listed < 5:  # lists are compared as those of operands are
+            overlaps = detect_overlaps(names.config, names, Unit(1, unit))
+            assert overlaps is not None
+            assert overlaps[1, unit] == overlaps.max() == 1.0
     assert listed > 5
     name = names.component(Unit(1, 0))
     assert name.formula.startswith("≈ ")
