@@ -54,6 +54,8 @@ class Team:
         barrier = Barrier(self.size)
 
         def begin(_: int) -> None:
+            # Asked first: a thread that was not asked yet takes the number of all, whatever it was told.
+            torch.get_num_threads()
             torch.set_num_threads(1)  # of this thread, and of those that begin after it
             barrier.wait()
 

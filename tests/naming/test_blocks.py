@@ -51,6 +51,15 @@ def _check(found: Measured, values: torch.Tensor, *, histogram: bool) -> None:
         np.testing.assert_array_equal(moments.bins, plain.bins)
 
 
+def test_threads_of_a_team_work_alone(team: Team) -> None:
+    def work(_: int) -> int:
+        torch.ones(1 << 18).sigmoid()  # large enough that torch would divide it
+        return torch.get_num_threads()
+
+    assert team.map(work, range(8)) == [1] * 8
+    assert torch.get_num_threads() == team.size
+
+
 @pytest.mark.parametrize("shape", [SHAPE, SHORT])
 def test_every_sum_is_that_of_the_plain_formulas(team: Team, shape: tuple[int, int]) -> None:
     heads, units, hidden = _values(5, 0, shape), _values(3, 1, shape), _values(7, 2, shape)
