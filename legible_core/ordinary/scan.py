@@ -24,8 +24,9 @@ from torch import Tensor
 
 from legible_core.adapters.model import OrdinaryModel
 from legible_core.naming import contexts as store
+from legible_core.naming.best import WIDTH
 from legible_core.naming.bins import BINS
-from legible_core.naming.collect import POOL, RANDOM, WIDTH, Collector, probes_of
+from legible_core.naming.collect import POOL, RANDOM, Collector, probes_of
 from legible_core.naming.detect import MIN_HELD_OUT
 from legible_core.naming.observe import Batch, Ints
 from legible_core.naming.resumable import Resumable

@@ -14,7 +14,8 @@ from safetensors.numpy import load_file, save_file
 from legible_core.errors import Corrupt, NotFound, Unavailable
 from legible_core.model.transformer import Transformer
 from legible_core.naming import contexts as store
-from legible_core.naming.collect import AFTER, BEFORE, POOL, RANDOM, STRONGEST, Best, Candidates, write_contexts
+from legible_core.naming.best import AFTER, BEFORE, Best, Candidates
+from legible_core.naming.collect import POOL, RANDOM, STRONGEST, write_contexts
 from legible_core.naming.contexts import Context, Contexts, Source
 from legible_core.naming.observe import halves
 from legible_core.naming.scan import Scan
