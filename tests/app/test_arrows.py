@@ -67,10 +67,10 @@ APP = """
     catalogue supervisor
     services worker texts
     indexing
-    scanning looking generating tuning bounding watching checking
+    scanning_ordinary scanning looking generating tuning bounding watching checking
     handlers
     figures
-    account_figures account_plots run_figures monitor_figures history_figures
+    value_figures account_figures account_plots run_figures monitor_figures history_figures
     pages
     main
     commands
