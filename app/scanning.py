@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import tempfile
@@ -11,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from app import scanning_ordinary as ordinary
-from legible_core.errors import LegibleError, NotFound, Unavailable
-from legible_core.figures import loss_text, perplexity_text
+from legible_core.errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
     from app.worker import Context, Outcome
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 STATES = "scans"
 KINDS = (".txt", ".xz")
 SAMPLED = "sampled by this checkpoint"
-OWN_TEXT = "This is the checkpoint's own text: its loss there is no measure of its quality."
 Between = Callable[[int], None]
 
 
@@ -67,8 +66,9 @@ def handle(context: Context, model: Callable[[str], Any] | None = None) -> Outco
 
     model: gives the loaded one of a checkpoint's hash, where the worker shares it; without, it is loaded here.
     Optionally `tokens` and `out`. With both, the corpus makes the names and the sampled text the contexts. Yields to
-    readings between batches. A cancelled or stopped scan leaves its state, and so, up to half a minute of work, does a
-    killed one: the next attempt goes on from there.
+    readings between batches, and says how far it is: `sample` while the model writes a text, `run`, `store`, and
+    `contexts` where those are made of another text. A cancelled or stopped scan leaves its state, and so, up to half a
+    minute of work, does a killed one: the next attempt goes on from there.
     """
     from app.catalogue import Catalogue
     from app.worker import Outcome
@@ -84,25 +84,38 @@ def handle(context: Context, model: Callable[[str], Any] | None = None) -> Outco
         context.settings.data_dir / STATES,
         device=context.settings.device,
         contexts=corpus is None or sample is None,
-        between=lambda done: context.between_batches(),
+        between=_told(context, "sample", None if corpus is not None else sample),
         load=None if model is None else lambda: model(checkpoint.hash),
     )
     text = Text(corpus, None if corpus is not None else sample, tokens=payload.get("tokens"))
-    scan = prepare_scan(checkpoint, text, job)
-    context.computes_on(str(scan.model.token_embedding.device))
-    context.stage("run")
-    for progress in scan.run():
-        try:
-            context.between_batches(progress.done, progress.total)
-        except BaseException:  # cancelled, or the worker ends: between batches the state is whole
-            scan.save()
-            raise
-    context.stage("store")
-    names = finish(scan, checkpoint, out, between=context.between_batches)
+    with contextlib.closing(prepare_scan(checkpoint, text, job)) as scan:
+        context.computes_on(str(scan.model.token_embedding.device))
+        context.stage("run", scan.done, scan.total)
+        for progress in scan.run():
+            try:
+                context.between_batches(progress.done, progress.total)
+            except BaseException:  # cancelled, or the worker ends: between batches the state is whole
+                scan.save()
+                raise
+        context.stage("store")
+        names = finish(scan, checkpoint, out, between=context.between_batches)
     if corpus is not None and sample is not None:
-        sampled_contexts(checkpoint, scan.model, sample, out, between=lambda done: context.between_batches())
+        sampled_contexts(checkpoint, scan.model, sample, out, between=_told(context, "contexts", sample))
     figures = ("checkpoint", "corpus", "quality", "values" if checkpoint.ordinary else "legibility")
     return Outcome({key: names.meta[key] for key in figures})
+
+
+def _told(context: Context, stage: str, tokens: int | None) -> Between:
+    """Says of a text that the model writes, in whole windows, how many of the tokens asked for are done."""
+
+    def between(done: int) -> None:
+        if tokens is None:
+            return context.between_batches()
+        if done == 0:
+            context.stage(stage, 0, tokens)
+        context.between_batches(min(done, tokens), tokens)
+
+    return between
 
 
 def prepare(
@@ -126,7 +139,7 @@ def prepare_scan(checkpoint: Checkpoint, text: Text, job: Job) -> Resumable:
     """Load the checkpoint, make the text's ids, and take up the saved state of this very scan if there is one.
 
     `job.state` is the folder of all scans' states; each has a folder of its own in it, named after checkpoint and text.
-    Raises `LegibleError` when there is no text, or the device cannot be used.
+    Raises `LegibleError` when there is no text, the device cannot be used, or the same scan is running already.
     """
     return _scan(checkpoint, _inputs(checkpoint, text, job), text, job)
 
@@ -137,6 +150,8 @@ def merged(checkpoint: Checkpoint, text: Text, job: Job, count: int) -> Resumabl
     shards = [_scan(checkpoint, inputs, text, replace(job, shard=(index, count))) for index in range(count)]
     missing = [f"{scan.shard[0] + 1}/{count}" for scan in shards if not scan.finished]
     if missing:
+        for scan in shards:
+            scan.close()
         raise NotFound(
             f"Of this scan the shards {', '.join(missing)} are not finished in {job.state}; run them with --shard."
         )
@@ -165,17 +180,18 @@ def _scan(checkpoint: Checkpoint, inputs: tuple[Any, Any, int | None, str], text
     from legible_core.naming.scan import Scan
 
     model, ids, end, name = inputs
-    key = json.dumps([checkpoint.hash, hashlib.sha256(ids.tobytes()).hexdigest(), job.batch, job.contexts])
+    # In float32 the key names no dtype: what was saved before there were others is found again.
+    dtype = str(model.token_embedding.dtype).removeprefix("torch.")
+    parts = [checkpoint.hash, hashlib.sha256(ids.tobytes()).hexdigest(), job.batch, job.contexts]
+    key = json.dumps(parts if dtype == "float32" else [*parts, dtype])
     named = hashlib.sha256(key.encode()).hexdigest()[:24] + _suffix(job.shard)
     folder = None if job.state is None else job.state / named
-    if job.restart and folder is not None and folder.is_dir():
-        for file in folder.iterdir():
-            file.unlink()
     options: dict[str, Any] = {
         "checkpoint_hash": checkpoint.hash,
         "end_of_document": end,
         "batch": job.batch,
         "state": folder,
+        "restart": job.restart,
         "shard": job.shard,
         "contexts": job.contexts,
         "sampled": None if text.corpus is not None else text.seed,
@@ -225,6 +241,8 @@ def sampled_ids(
         return ids, None, SAMPLED
     end = tokenizer.find(END_OF_TEXT)
     parts = []
+    if between is not None:
+        between(0)
     for windows in sample(model, tokens, seed=seed, end_of_document=end):
         parts.append(windows.reshape(-1))
         if between is not None:
@@ -254,15 +272,13 @@ def load_on(checkpoint: Checkpoint, device: str) -> Transformer:
 
     from legible_core.checkpoint import load
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = ordinary.tried(device)
     try:
         return load(checkpoint, device=torch.device(device))
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+    except RuntimeError as error:
         if device == "cpu":
             raise
-        reason = str(error).splitlines()[0]
-        raise LegibleError(f"The device {device!r} cannot be used: {reason}", code="bad_device") from None
+        raise ordinary.unusable(device, error) from None
 
 
 def check_writable(folder: Path) -> None:
@@ -353,44 +369,3 @@ def sampled_contexts(
         checkpoint_hash=checkpoint.hash,
         end_of_document=end,
     )
-
-
-def report(names: Names) -> str:
-    """The papers' rows as text, with the quality of the same checkpoint on the same text in front."""
-    quality, corpus = names.quality, names.meta["corpus"]
-    error = f" ± {loss_text(quality['loss_se'])}" if quality["loss_se"] is not None else ""
-    lines = [
-        f"{corpus['name']}: {corpus['tokens']:,} tokens, "
-        f"{corpus['naming']:,} for naming, {corpus['held_out']:,} held out",
-        f"loss {loss_text(quality['loss'])}{error} nats per token, perplexity {perplexity_text(quality['perplexity'])}",
-        "",
-        f"{'per cent':>10} {'crisp':>7} {'ON':>6} {'SELECT.':>8} {'CONST.':>7} {'FUZZY':>6}",
-    ]
-    if names.plain is not None:
-        own = [OWN_TEXT] if corpus.get("sampled") is not None else []
-        return "\n".join([*lines[:2], *own, "", *ordinary.rows(names)])
-    layers = names.legibility["layers"]
-    rows = [(f"L{index}", layer) for index, layer in enumerate(layers)] + [("all", names.legibility["all"])]
-    for surface, title in (
-        ("value", "attention, combined values"),
-        ("head_operands", "attention, operands"),
-        ("operands", "feed-forward, operands"),
-    ):
-        lines.append(title)
-        for name, layer in rows:
-            row = layer[surface]
-            if row is None:
-                lines.append(f"{name:>10}  undefined: nothing bounded")
-                continue
-            figures = (row[key] * 100 for key in ("crisp", "on", "selective", "constant", "fuzzy"))
-            lines.append(f"{name:>10} " + "{:7.1f} {:6.1f} {:8.1f} {:7.1f} {:6.1f}".format(*figures))
-    if corpus.get("sampled") is not None:
-        lines.insert(2, OWN_TEXT)
-    lines.append("names: share of all operands, per cent")
-    lines.append(f"{'':>10} {'alive':>7} {'in ON range':>12} {'nameable':>9} {'and labelled':>13}")
-    for name, layer in rows:
-        found = layer["names"]
-        if found is not None:
-            figures = (found[key] * 100 for key in ("alive", "in_range", "nameable", "labelled"))
-            lines.append(f"{name:>10} " + "{:7.1f} {:12.1f} {:9.1f} {:13.1f}".format(*figures))
-    return "\n".join(lines)

@@ -62,14 +62,25 @@ def place_of(checkpoint: Checkpoint, data: Path) -> Path | None:
 
 def device_of(checkpoint: OrdinaryCheckpoint, device: str) -> str:
     """The device asked for, else the one that the model was added for, else the first GPU where there is one."""
+    return tried(checkpoint.device if device == "auto" else device)
+
+
+def tried(device: str) -> str:
+    """The device, tried, `auto` the first GPU where there is one; raises `LegibleError` where it cannot be used."""
     import torch
 
-    wanted = checkpoint.device if device == "auto" else device
-    if wanted == "auto":
+    if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted.startswith("cuda") and not torch.cuda.is_available():
-        raise LegibleError(f"The device {wanted!r} cannot be used: there is no CUDA device here.", code="bad_device")
-    return wanted
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, ImportError) as error:  # torch without CUDA asserts
+        raise unusable(device, error) from None
+    return device
+
+
+def unusable(device: str, error: Exception) -> LegibleError:
+    """Why a device cannot be used, in one line."""
+    return LegibleError(f"The device {device!r} cannot be used: {str(error).splitlines()[0]}", code="bad_device")
 
 
 def load(checkpoint: OrdinaryCheckpoint, device: str) -> OrdinaryModel:
@@ -112,6 +123,8 @@ def written_ids(
     name = end_of(checkpoint)
     end = None if name is None else tokenizer.find(name)
     parts = []
+    if between is not None:
+        between(0)
     for windows in sample(plain, checkpoint.config, tokens, begin=begin_of(checkpoint), seed=seed, end=end):
         parts.append(windows.reshape(-1))
         if between is not None:

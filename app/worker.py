@@ -76,9 +76,9 @@ class Context:
     def payload(self) -> dict[str, Any]:
         return self.job.payload
 
-    def stage(self, name: str) -> None:
-        """Say what is being done now: load, run or store."""
-        self.worker.report(self.job, stage=name)
+    def stage(self, name: str, done: float | None = None, total: float | None = None) -> None:
+        """Say what is being done now, load, run, store or a stage of its own, and how much of it is done."""
+        self.worker.report(self.job, stage=name, done=done, total=total)
 
     def computes_on(self, device: str) -> None:
         """Say which device is in use, once `auto` has been resolved, so that people can see it."""

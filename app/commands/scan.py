@@ -13,8 +13,9 @@ import typer
 
 from app.commands.interrupt import interruptible
 from app.commands.shipped import Replace, keep_shipped
-from app.scanning import Job, Text, check_writable, finish, load_any, merged, prepare_scan, report, sampled_contexts
+from app.scanning import Job, Text, check_writable, finish, load_any, merged, prepare_scan, sampled_contexts
 from app.scanning_ordinary import in_dtype, place_of
+from app.scanning_report import report
 from legible_core.errors import LegibleError, NotFound
 
 if TYPE_CHECKING:

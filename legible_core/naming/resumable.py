@@ -18,7 +18,8 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -28,7 +29,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from legible_core.errors import LegibleError, Unavailable
+from legible_core.errors import Conflict, LegibleError, Unavailable
+from legible_core.locks import lock_folder
 from legible_core.naming.collect import Collector
 from legible_core.naming.detect import MIN_COUNT
 from legible_core.naming.observe import Batch, Ints, batches, halves
@@ -95,16 +97,19 @@ class Resumable:
         end_of_document: int | None = None,
         batch: int = BATCH,
         state: Path | None = None,
+        restart: bool = False,
         shard: tuple[int, int] = (0, 1),
         contexts: bool = False,
         sampled: int | None = None,
     ) -> None:
-        """ids: the corpus as one stream, documents ended by `end_of_document`. state: a folder to save progress in.
+        """ids: the corpus as one stream, documents ended by `end_of_document`. state: a folder to save progress in,
+        held until `close` or `discard`; restart: forget what is saved there.
 
         shard: (i, n) scans the i-th of n runs of batches only. contexts: collect contexts too. sampled: the seed, when
         the checkpoint itself wrote the text.
 
-        Raises `LegibleError` when the corpus is too short to be divided, or holds ids outside the vocabulary.
+        Raises `LegibleError` when the corpus is too short to be divided, or holds ids outside the vocabulary;
+        `Conflict` when another process holds the folder, `Unavailable` when the disk does not take it.
         """
         vocabulary = model.config.vocab_size
         if len(ids) < MIN_TOKENS:
@@ -145,7 +150,11 @@ class Resumable:
         self.done = 0
         self._saved = time.monotonic()
         if state is not None:
-            self._resume(state)
+            self._let_go = weakref.finalize(self, self._hold(state))
+            if restart:
+                self._forget(state)
+            else:
+                self._resume(state)
 
     # ---- what subclasses say ----------------------------------------------------------------------------------------
 
@@ -313,18 +322,47 @@ class Resumable:
             raise Unavailable(f"The scan's state cannot be saved: {reason}.") from None
         for old in [*self.state.glob("scan-*.safetensors"), *self.state.glob("scan.json.*")]:
             if old.name != draft:
-                old.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    old.unlink(missing_ok=True)
         self._saved = time.monotonic()
 
     def discard(self) -> None:
-        """Remove the saved state, and those of the merged shards, once the names are written."""
+        """Remove the saved state, and those of the merged shards, once the names are written.
+
+        Raises `Unavailable` when the disk does not let go of them.
+        """
         for shard in self.absorbed:
             shard.discard()
-        if self.state is not None and self.state.is_dir():
-            for file in [*self.state.glob("scan.json*"), *self.state.glob("scan-*.safetensors")]:
+        if self.state is not None:
+            self._forget(self.state)
+        self.close()
+
+    def close(self) -> None:
+        """Let another process have the folder of the state; what is saved stays."""
+        if self.state is not None:
+            self._let_go()
+
+    @staticmethod
+    def _hold(state: Path) -> Callable[[], None]:
+        try:
+            let_go = lock_folder(state)
+        except OSError as error:
+            raise Unavailable(f"The scan's state cannot be saved: {write_reason(error)}.") from None
+        if let_go is None:
+            raise Conflict(
+                f"The same scan is already running, with its state in {state}; wait for it or stop it.",
+                code="scan_running",
+            )
+        return let_go
+
+    @staticmethod
+    def _forget(state: Path) -> None:
+        """Remove what `save` wrote, and nothing else."""
+        try:
+            for file in [*state.glob("scan.json*"), *state.glob("scan-*.safetensors")]:
                 file.unlink(missing_ok=True)
-            if not any(self.state.iterdir()):
-                self.state.rmdir()
+        except OSError as error:
+            raise Unavailable(f"The saved state in {state} cannot be removed: {write_reason(error)}.") from None
 
     def _resume(self, state: Path) -> None:
         """Take up a saved state that belongs to this very scan; any other, or a damaged one, is left alone."""

@@ -200,8 +200,14 @@ def test_it_is_scanned_in_the_terminal_on_its_own_text(site: Site, tmp_path: Pat
         folder = str(site.checkpoint.source)  # type: ignore[attr-defined]
         return CliRunner().invoke(build(), ["scan", folder, "--sample", "500", "--device", "cpu", *options])
 
-    place = ("--out", str(tmp_path))
-    for options, said in (((), "legible add"), (("--dtype", "int8", *place), "must be float32 or bfloat16")):
+    (tmp_path / "out").mkdir()
+    place = ("--out", str(tmp_path / "out"))
+    for options, said in (
+        ((), "legible add"),
+        (("--dtype", "int8", *place), "must be float32 or bfloat16"),
+        (("--device", "bogus", *place), "The device 'bogus' cannot be used: "),
+        (("--device", "meta", *place), "The device 'meta' cannot be used: "),
+    ):
         error = scan(*options).exception
         assert isinstance(error, LegibleError)
         assert said in f"{error.message} {error.hint}"
@@ -209,4 +215,11 @@ def test_it_is_scanned_in_the_terminal_on_its_own_text(site: Site, tmp_path: Pat
     assert done.exit_code == 0, done.stderr
     for said in ("units have no rails", "its loss there is no measure", "sampled by this checkpoint, 504 tokens"):
         assert said in done.stdout
-    assert {path.name for path in tmp_path.iterdir()} == {"names.json", "names.safetensors", "contexts.safetensors"}
+    made = {path.name for path in (tmp_path / "out").iterdir()}
+    assert made == {"names.json", "names.safetensors", "contexts.safetensors"}
+    # The states of one text in two dtypes do not overwrite each other.
+    (tmp_path / "text.txt").write_text("It was the worst of times. " * 90)
+    for count, dtype in enumerate(("float32", "bfloat16"), 1):
+        shard = ("--corpus", str(tmp_path / "text.txt"), "--shard", "1/2", "--state", str(tmp_path / "states"))
+        assert scan("--dtype", dtype, "--batch", "2", *shard, *place).exit_code == 0
+        assert len(list((tmp_path / "states").glob("*/scan.json"))) == count

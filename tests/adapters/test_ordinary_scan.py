@@ -117,6 +117,7 @@ def test_shards_and_an_interrupted_scan_give_the_same_bits(
         if number == 4:
             break
     first.save()
+    first.close()
     again = scanned(family, ids, state=tmp_path / "state")
     shards = [scanned(family, ids, shard=(index, 3)) for index in (0, 1, 2)]
     for shard in shards[1:]:
@@ -134,6 +135,7 @@ def test_shards_and_an_interrupted_scan_give_the_same_bits(
         for key, best in whole.collector.best.items():  # type: ignore[union-attr]
             for name, array in best.arrays("").items():
                 assert array.tobytes() == other.collector.best[key].arrays("")[name].tobytes(), (key, name)  # type: ignore[union-attr]
+    again.close()
     changed = OrdinaryScan(model, ids, "t", begin=3, end_of_document=0, **options)
     assert changed.next == 0
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Each line may import itself and what stands above it.
 CORE = """
-    errors extras display figures replace memory axes folder array_file
+    errors extras display figures replace locks memory axes folder array_file
     units
     prompts
     tokens token_service tokenizer_faults
@@ -67,7 +67,7 @@ APP = """
     catalogue supervisor
     services worker texts
     indexing
-    scanning_ordinary scanning looking generating tuning bounding watching checking
+    scanning_ordinary scanning scanning_report looking generating tuning bounding watching checking
     handlers
     figures
     value_figures account_figures account_plots run_figures monitor_figures history_figures

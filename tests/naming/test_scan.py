@@ -11,7 +11,8 @@ import torch
 from naming_samples import sample_config, sample_model
 from torch.nn import functional as F
 
-from legible_core.errors import LegibleError, Unavailable
+from legible_core.errors import Conflict, LegibleError, Unavailable
+from legible_core.locks import LOCK
 from legible_core.model.transformer import Transformer
 from legible_core.naming import resumable
 from legible_core.naming import scan as scanning
@@ -83,6 +84,13 @@ def test_interrupted_and_resumed_gives_the_same_bits(
         if number == stop:
             break
     first.save()
+    # While one holds the state no other touches it, not even to start anew.
+    for restart in (False, True):
+        with pytest.raises(Conflict, match="The same scan is already running"):
+            Scan(
+                model, ids, "x", checkpoint_hash="h", end_of_document=0, state=tmp_path / "state", restart=restart
+            )  # fmt: skip
+    first.close()
     second = Scan(model, ids, "sample.txt", checkpoint_hash="h", end_of_document=0, state=tmp_path / "state")
     assert second.next == stop
     assert 0 < second.done < len(ids)
@@ -101,8 +109,10 @@ def test_a_killed_scan_goes_on_from_its_last_save(
     for number, _ in enumerate(first.run()):
         if number == 9:
             break  # nothing more is called, as after a kill
-    # A write that the kill cut short lies beside the last whole one.
+    first.close()
+    # A write that the kill cut short lies beside the last whole one, and the lock's file that nobody holds any more.
     (tmp_path / "scan-cut.safetensors").write_bytes(b"\x10\x00")
+    (tmp_path / LOCK).touch()
     monkeypatch.setattr(resumable, "SAVE_SECONDS", 1e9)
     second = Scan(model, ids, "sample.txt", checkpoint_hash="h", end_of_document=0, state=tmp_path)
     assert second.next == 10
@@ -110,6 +120,16 @@ def test_a_killed_scan_goes_on_from_its_last_save(
         pass
     _same(_finished(model, ids), second, tokenizer)
     assert len(list(tmp_path.glob("*.safetensors"))) == 1
+    second.close()
+    # Started anew, what others put there stays; what cannot be removed is one sentence.
+    (tmp_path / "notes").mkdir()
+    again = Scan(model, ids, "sample.txt", checkpoint_hash="h", end_of_document=0, state=tmp_path, restart=True)
+    assert again.next == 0
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["notes", LOCK]
+    again.close()
+    (tmp_path / "scan-x.safetensors").mkdir()
+    with pytest.raises(Unavailable, match="cannot be removed"):
+        Scan(model, ids, "sample.txt", checkpoint_hash="h", end_of_document=0, state=tmp_path, restart=True)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "json", "pointer", "missing", "shape"])
@@ -117,6 +137,7 @@ def test_a_damaged_state_is_started_anew(model: Transformer, ids: np.ndarray, tm
     scan = Scan(model, ids, "sample.txt", end_of_document=0, state=tmp_path)
     next(scan.run())
     scan.save()
+    scan.close()
     pointer = tmp_path / "scan.json"
     saved = json.loads(pointer.read_text())
     arrays = tmp_path / saved["arrays"]
@@ -144,6 +165,7 @@ def test_another_scans_state_is_not_taken_up(model: Transformer, ids: np.ndarray
     scan = Scan(model, ids, "sample.txt", checkpoint_hash="h", end_of_document=0, state=tmp_path)
     next(scan.run())
     scan.save()
+    scan.close()
     again = Scan(
         model,
         ids[:-1] if change == "text" else ids,
@@ -207,7 +229,11 @@ def test_a_model_that_gives_no_numbers_is_refused(tokenizer: Tokenizer, ids: np.
 def test_a_disk_that_takes_nothing_is_one_sentence(model: Transformer, ids: np.ndarray, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
-    scan = Scan(model, ids, "sample.txt", end_of_document=0, state=blocked)
+    with pytest.raises(Unavailable, match="cannot be saved"):
+        Scan(model, ids, "sample.txt", end_of_document=0, state=blocked)
+    scan = Scan(model, ids, "sample.txt", end_of_document=0, state=tmp_path / "state")
+    scan.close()  # which takes the empty folder away
+    (tmp_path / "state").write_text("in the way")
     with pytest.raises(Unavailable, match="cannot be saved"):
         scan.save()
 
@@ -282,6 +308,7 @@ def test_a_shard_resumes_with_its_contexts(model: Transformer, ids: np.ndarray, 
         if number == 5:
             break
     first.save()
+    first.close()
     second = Scan(model, ids, "x", **options)  # type: ignore[arg-type]
     assert second.next == first.next
     for _ in second.run():

@@ -18,10 +18,12 @@ from naming_samples import sample_config, sample_model, text
 from typer.testing import CliRunner
 
 from app.cli import build
-from app.scanning import handle, report
+from app.scanning import handle
+from app.scanning_report import report
 from app.worker import Cancelled
 from legible_core.checkpoint import save
-from legible_core.errors import LegibleError
+from legible_core.errors import Conflict, LegibleError
+from legible_core.locks import lock_folder
 from legible_core.naming.contexts import Contexts
 from legible_core.naming.corpus import pieces, token_stream
 from legible_core.naming.names import Names
@@ -129,15 +131,15 @@ class _Context:
     """What a worker gives a handler; `stop` is the number of the call between batches that ends the attempt."""
 
     def __init__(self, payload: dict[str, object], data_dir: Path, stop: int | None = None) -> None:
-        self.payload, self.store, self.stages = payload, None, []
+        self.payload, self.store, self.stages = payload, None, list[object]()
         self.settings = SimpleNamespace(data_dir=data_dir, device="cpu")
         self.calls, self.stop, self.progress = 0, stop, []
 
     def computes_on(self, device: str) -> None:
         assert device == "cpu"
 
-    def stage(self, name: str) -> None:
-        self.stages.append(name)
+    def stage(self, name: str, done: float | None = None, total: float | None = None) -> None:
+        self.stages.append(name if total is None else (name, done, total))
 
     def between_batches(self, done: float | None = None, total: float | None = None) -> None:
         self.calls += done is not None
@@ -157,9 +159,16 @@ def test_the_workers_scan_goes_on_where_an_attempt_ended(
     with pytest.raises(Cancelled):
         handle(first)  # type: ignore[arg-type]
     assert Names.load(checkpoint) is None
+    # While a terminal has the same scan in hand, the worker's fails with the reason; what is saved stays.
+    (state,) = (data_dir / "scans").iterdir()
+    let_go = lock_folder(state)
+    assert let_go is not None
+    with pytest.raises(Conflict, match="The same scan is already running"):
+        handle(_Context(payload, data_dir))  # type: ignore[arg-type]
+    let_go()
     second = _Context(payload, data_dir)
     outcome = handle(second)  # type: ignore[arg-type]
-    assert second.stages == ["load", "run", "store"]
+    assert second.stages == ["load", ("run", first.progress[-1][0], second.progress[0][1]), "store"]
     assert second.progress[0][0] > first.progress[-1][0]
     assert second.progress[-1][0] == second.progress[-1][1]
     names = Names.load(checkpoint, checkpoint_hash=found.hash)
@@ -327,5 +336,7 @@ def test_the_worker_samples_where_there_is_no_corpus(
     monkeypatch.setattr("app.catalogue.Catalogue", lambda _store: SimpleNamespace(get=lambda _slug: found))
     context = _Context({"slug": "sample", "sample": 200}, tmp_path)
     outcome = handle(context)  # type: ignore[arg-type]
+    assert context.stages == ["load", ("sample", 0, 200), ("run", 0, 256), "store"]
+    assert context.progress[:2] == [(0, 200), (200, 200)]
     assert outcome.result["corpus"]["name"] == "sampled by this checkpoint"
     assert Contexts.load(checkpoint, checkpoint_hash=found.hash) is not None
