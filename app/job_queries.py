@@ -44,12 +44,21 @@ class JobQueries:
         with self.database.read() as connection:
             return [job_of(row) for row in connection.execute(query)]
 
-    def list(self, *, states: Sequence[str] | None = None, limit: int = 100) -> Sequence[Job]:
-        """Running jobs, then waiting ones in the order of their turn, then finished ones, the newest first."""
+    def counts(self) -> dict[str, int]:
+        """How many jobs there are in each state that any has."""
+        query = select(JobRow.state, func.count()).group_by(JobRow.state)
+        with self.database.read() as connection:
+            return {str(state): int(number) for state, number in connection.execute(query)}
+
+    def list(self, *, states: Sequence[str] | None = None, limit: int = 100, start: int = 0) -> Sequence[Job]:
+        """Running jobs, then waiting ones in the order of their turn, then finished ones, the newest first.
+
+        `start` leaves out that many of the first.
+        """
         rank = case((JobRow.state == "running", 0), (JobRow.state == "waiting", 1), else_=2)
         turn = case((JobRow.state == "waiting", -JobRow.priority), else_=0)
         order = case((JobRow.state.in_(ACTIVE), JobRow.id), else_=-JobRow.id)
-        query = select(*COLUMNS).order_by(rank, turn, order).limit(limit)
+        query = select(*COLUMNS).order_by(rank, turn, order).offset(start).limit(limit)
         if states is not None:
             query = query.where(JobRow.state.in_(states))
         with self.database.read() as connection:

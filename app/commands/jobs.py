@@ -11,6 +11,7 @@ import typer
 from app.options import settings_flags
 from app.settings import Settings
 
+LISTED = 50
 _DATABASE = ("data_dir", "database_url")
 
 
@@ -28,7 +29,8 @@ def show(settings: Settings, as_json: Annotated[bool, typer.Option("--json", hel
     from app.services import opened
 
     with opened(settings) as services:
-        jobs = services.queue.list(limit=50)
+        jobs = services.queue.list(limit=LISTED)
+        total = sum(services.queue.counts().values())
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(job) for job in jobs], ensure_ascii=False, indent=2))
         return
@@ -38,6 +40,8 @@ def show(settings: Settings, as_json: Annotated[bool, typer.Option("--json", hel
         share = "" if job.share is None else f" {job.share:.0%}"
         reason = "" if job.error is None else f"  {job.error['message']}"
         typer.echo(f"{job.id:>6}  {job.kind:<10} {job.state}{share}{reason}")
+    if total > len(jobs):
+        typer.echo(f"These are {len(jobs)} of {total:,} jobs; the jobs page lists all.")
 
 
 @settings_flags(*_DATABASE)

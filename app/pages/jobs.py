@@ -6,14 +6,16 @@ import time
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.jobs import Job, WorkerInfo
 from app.pages.forms import form_of
 from app.pages.kept import EVERYWHERE
-from app.pages.view import clipped, page, twin
+from app.pages.view import clipped, twin
+from app.pages.view import page as answer
 from app.services import Services, services
+from app.tables import MAX_INTEGER
 from app.urls import Urls, urls_for
 from legible_core.errors import LegibleError
 
@@ -21,6 +23,7 @@ router = APIRouter(prefix="/jobs", default_response_class=HTMLResponse)
 
 LISTED = 100
 Back = Annotated[dict[str, str], Depends(form_of("What is done to a job", ("back",), optional=True))]
+Number = Annotated[int, Query(ge=1, le=MAX_INTEGER)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,17 @@ class JobLine:
 
 @dataclass(frozen=True, slots=True)
 class JobsPage:
+    """`page` of `pages`: running jobs come first, then those that wait, then what ended; the counts are of all jobs."""
+
     title: str
     said: str
+    total: int
+    running: int
+    waiting: int
+    page: int
+    pages: int
+    before: str | None
+    after: str | None
     jobs: tuple[JobLine, ...]
     workers: tuple[WorkerInfo, ...]
 
@@ -69,17 +81,17 @@ class JobPage:
 
 
 @router.get("")
-def jobs(request: Request, services: Annotated[Services, Depends(services)]) -> Response:
+def jobs(request: Request, services: Annotated[Services, Depends(services)], page: Number = 1) -> Response:
     """All that runs and waits, and what ended lately."""
     _no_filter(request)
-    return page(request, "jobs.html", _jobs(services, urls_for(request)))
+    return answer(request, "jobs.html", _jobs(services, urls_for(request), page))
 
 
 @router.get(".json")
-def jobs_json(request: Request, services: Annotated[Services, Depends(services)]) -> Response:
+def jobs_json(request: Request, services: Annotated[Services, Depends(services)], page: Number = 1) -> Response:
     """Its JSON twin."""
     _no_filter(request)
-    return twin(_jobs(services, urls_for(request)))
+    return twin(_jobs(services, urls_for(request), page))
 
 
 @router.get("/{job_id}.json")
@@ -91,7 +103,7 @@ def job_json(job_id: int, request: Request, services: Annotated[Services, Depend
 @router.get("/{job_id}")
 def job(job_id: int, request: Request, services: Annotated[Services, Depends(services)]) -> Response:
     """One job with what happened to it."""
-    return page(request, "job.html", _job(services, urls_for(request), job_id))
+    return answer(request, "job.html", _job(services, urls_for(request), job_id))
 
 
 @router.post("/{job_id}/cancel")
@@ -111,10 +123,10 @@ def retry(job_id: int, request: Request, services: Annotated[Services, Depends(s
 def _no_filter(request: Request) -> None:
     """Refuse a query: a list that looks filtered and is not would mislead."""
     for name in request.query_params:
-        if name not in EVERYWHERE:
+        if name not in EVERYWHERE | {"page"}:
             raise LegibleError(
-                f"The list of jobs has no filter {name[:40]!r}; it takes none, and shows at most {LISTED} jobs: what "
-                "runs, what waits, then what ended last.",
+                f"The list of jobs has no filter {name[:40]!r}; it takes only page, a number from 1, and shows "
+                f"{LISTED} jobs on each: what runs, what waits, then what ended last.",
                 code="unknown_filter", status=422,
             )  # fmt: skip
 
@@ -127,16 +139,26 @@ def _back(request: Request, back: str) -> Response:
     return RedirectResponse(back if ours else urls.jobs(), status_code=303)
 
 
-def _jobs(services: Services, urls: Urls) -> JobsPage:
-    found = services.queue.list(limit=LISTED)
-    # Waiting jobs are listed in the order of their turn, so that the place needs no query of its own.
-    turn = [job.id for job in found if job.state == "waiting"]
-    lines = tuple(_line(urls, job, turn.index(job.id) + 1 if job.state == "waiting" else None) for job in found)
-    running = sum(job.state == "running" for job in found)
-    waiting = sum(job.state == "waiting" for job in found)
-    workers = tuple(worker for worker in services.queue.workers() if worker.alive)
+def _jobs(services: Services, urls: Urls, page: int) -> JobsPage:
+    counts = services.queue.counts()
+    total, running, waiting = sum(counts.values()), counts.get("running", 0), counts.get("waiting", 0)
+    pages = max(1, -(-total // LISTED))
+    page = min(page, pages)  # jobs end and are forgotten while someone looks at the last page
+    start = (page - 1) * LISTED
+    found = services.queue.list(limit=LISTED, start=start)
+    # Waiting jobs are listed behind the running ones in the order of their turn: a place needs no query of its own.
+    lines = tuple(
+        _line(urls, job, max(1, start + number - running) if job.state == "waiting" else None)
+        for number, job in enumerate(found, 1)
+    )
     said = f"{running} running, {waiting} waiting."
-    return JobsPage("Jobs", said, lines, workers)
+    if pages > 1:
+        said += f" Jobs {start + 1:,} to {start + len(found):,} of {total:,}: those that run, wait, then ended last."
+    return JobsPage(
+        title="Jobs", said=said, total=total, running=running, waiting=waiting, page=page, pages=pages,
+        before=urls.jobs(page=page - 1) if page > 1 else None, after=urls.jobs(page=page + 1) if page < pages else None,
+        jobs=lines, workers=tuple(worker for worker in services.queue.workers() if worker.alive),
+    )  # fmt: skip
 
 
 def _job(services: Services, urls: Urls, job_id: int) -> JobPage:

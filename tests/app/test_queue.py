@@ -76,6 +76,8 @@ def test_more_urgent_jobs_first_then_older_ones(queue: Queue) -> None:
     first, second = submit(queue, "a"), submit(queue, "b")
     assert [queue.place(job) for job in (scan, first, second)] == [3, 1, 2]
     assert [job.id for job in queue.list()] == [first.id, second.id, scan.id]
+    assert [job.id for job in queue.list(start=1, limit=1)] == [second.id]
+    assert queue.counts() == {"waiting": 3}
     assert [claim(queue).id for _ in range(3)] == [first.id, second.id, scan.id]
     assert queue.claim("w", KINDS) is None
     assert queue.place(queue.get(first.id)) is None

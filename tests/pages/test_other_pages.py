@@ -258,9 +258,20 @@ def test_home_keeps_a_prompt_that_starts_with_a_line_break(shared: Site) -> None
     assert re.search(r"<textarea[^>]*>\n\nit was</textarea>", page), "HTML drops the first line break of a text area"
 
 
-def test_jobs_show_place_and_cancel(site: Site) -> None:
+def test_jobs_show_place_and_cancel(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     for prompt in ("it was", "she was"):
         site.client.post("/", data={"prompt": prompt, "model": SLUG})
+    # More than a page holds: the counts are of all, and those on the second page have their place and their buttons.
+    with monkeypatch.context() as patch:
+        patch.setattr("app.pages.jobs.LISTED", 1)
+        shown = site.client.get("/jobs")
+        assert "0 running, 2 waiting. Jobs 1 to 1 of 2:" in shown.text
+        assert '<a class="button" rel="next" href="/jobs?page=2">' in shown.text
+        second = site.client.get("/jobs.json?page=2").json()
+        assert [second[name] for name in ("total", "waiting", "page", "pages", "after")] == [2, 2, 2, 2, None]
+        assert [job["place"] for job in second["jobs"]] == [2]
+        assert 'name="back" value="/jobs?page=2"' in site.client.get("/jobs?page=2").text
+        assert [job["id"] for job in site.client.get("/jobs.json?page=9").json()["jobs"]] == [second["jobs"][0]["id"]]
     page = "".join(parsed(site.client.get("/jobs").text).text)
     assert "waiting, place 1" in page
     assert "waiting, place 2" in page
