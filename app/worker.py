@@ -180,9 +180,10 @@ class Worker:
             raise Cancelled
         if time.monotonic() - self._reported > PROGRESS_SECONDS:
             self.report(job, done=done, total=total)
-        if job.priority < INTERACTIVE and self.queue.waiting(list(self.handlers), at_least=INTERACTIVE):
+        above = job.priority + 1  # strictly: jobs that wait inside each other are as many as there are priorities
+        if job.priority < INTERACTIVE and self.queue.waiting(list(self.handlers), at_least=above):
             self.queue.progress(job, done=done, total=total, paused=True)
-            while not self.stopping.is_set() and self.work_once(at_least=INTERACTIVE):
+            while not self.stopping.is_set() and self.work_once(at_least=above):
                 pass
             self.report(job, done=done, total=total)
 
