@@ -362,11 +362,14 @@ def names_of(checkpoint: Checkpoint) -> Names | None:
     from legible_core.naming.names import Names
 
     try:
-        return Names.load(checkpoint.path, checkpoint_hash=checkpoint.hash)
+        names = Names.load(checkpoint.path, checkpoint_hash=checkpoint.hash)
     except Corrupt as error:
         # The sum needs no names: a spoilt or outdated names file costs the labels, never the reading.
         log.warning("%s is read without names: %s", checkpoint.slug, error.message)
         return None
+    if names is None and checkpoint.has_names:
+        log.warning("%s is read without names: those in its folder are incomplete or of other weights", checkpoint.slug)
+    return names
 
 
 def _leading(logits: Float[Tensor, " v"], count: int) -> list[int]:

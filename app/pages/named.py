@@ -18,6 +18,10 @@ ORDINARY = (
     "No scan has looked at this model's units yet; `legible scan {slug} --corpus FILE` does. "
     "Until then what they promote is guessed in each reading, marked ≈."
 )
+STALE = (
+    "The names in this model's folder belong to other weights, so they are not used; "
+    "`legible scan {slug} --corpus FILE` makes its own."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ def names_of(checkpoint: Checkpoint) -> tuple[Names | None, str | None]:
         names = _load(checkpoint.path, checkpoint.hash, stamps)
     except LegibleError as error:
         return None, f"The names of this checkpoint cannot be used: {error.message.rstrip('.')}."
-    return names, None if names is not None else _missing(checkpoint)
+    return names, None if names is not None else STALE.format(slug=checkpoint.slug)
 
 
 def _missing(checkpoint: Checkpoint) -> str:

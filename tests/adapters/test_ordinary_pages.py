@@ -150,7 +150,12 @@ def test_a_scan_gives_its_units_contexts_histograms_and_lists(site: Site, monkey
     corpora = site.services.settings.data_dir / "corpora"
     corpora.mkdir(exist_ok=True)
     (corpora / "text.txt").write_text("<|endoftext|>".join(sample_text(seed, 250) for seed in range(4)))
-    assert "text.txt" in text_of(site, "/models/tiny")
+    # Names of another model, copied there and cut off, are not used, and the page says so.
+    for name, held in (("names.json", '{"checkpoint": "0"}'), ("names.safetensors", "cut")):
+        (site.checkpoint.path / name).write_text(held)
+    page = text_of(site, "/models/tiny")
+    assert "belong to other weights" in page
+    assert "text.txt" in page
     queued = site.client.post("/models/tiny/scans", data={"corpus": "text.txt"})
     assert queued.status_code == 303, queued.text
     site.work()

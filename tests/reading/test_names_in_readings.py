@@ -114,13 +114,14 @@ def test_close_ups_carry_names(engine, names):
     assert all(channel["formula"] is None for channel in linear["channels"])
 
 
-def test_names_of_other_weights_are_not_used(tmp_path):
+def test_names_of_other_weights_are_not_used(tmp_path, caplog):
     checkpoint = make_folder(tmp_path / "a")
     named = name_folder(checkpoint)
     other = make_folder(tmp_path / "b", seed=1)
     for name in ("names.json", "names.safetensors"):
         (other.path / name).write_bytes((named.path / name).read_bytes())
     assert Engine.open(other.path).names is None
+    assert "of other weights" in caplog.text
     assert Engine.open(named.path).names is not None
 
 
