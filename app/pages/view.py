@@ -28,6 +28,7 @@ from app.pages.snippet import snippet
 from app.pages.words import term
 from app.paths import templates_dir
 from app.urls import urls_for
+from legible_core.display import chip
 from legible_core.units import GLYPHS
 
 JOINERS = "\u200c\u200d"  # they hold emoji and some scripts together
@@ -208,10 +209,15 @@ def pretty(data: Any) -> str:
 
 
 def clipped(text: str, limit: int = 80) -> str:
-    """The end of a text on one line, without what cannot be seen: what the prediction follows."""
-    shown = (c if c in JOINERS or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co") else " " for c in text)
-    words = " ".join("".join(shown).split())
+    """The end of a text on one line: what the prediction follows; what cannot be seen looks as in a token's chip."""
+    words = " ".join("".join(map(_seen, text)).split())
     return words if len(words) <= limit else "…" + words[-limit:]
+
+
+def _seen(character: str) -> str:
+    if character in JOINERS or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co"):
+        return character
+    return " " if character in "\t\n\r" else chip(character.encode("utf-8", "surrogatepass"))
 
 
 def _inner_path(request: Request) -> str:

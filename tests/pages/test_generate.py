@@ -142,6 +142,8 @@ def test_cancelling_keeps_what_is_there_and_can_be_tried_again(site: Site) -> No
 def test_deleting_forgets_the_text_the_continuation_and_its_readings(site: Site) -> None:
     address = start(site, prompt="a secret of hers", tokens=3)
     site.work()
+    start(site, prompt="\0")
+    assert "go on with “⟨00⟩”" in site.client.get("/jobs").text
     reading = str(data(site, address)["tokens"][0]["href"])  # type: ignore[index]
     site.client.get(reading)
     site.work()
