@@ -10,6 +10,7 @@ The one way in which a page takes a form, so that no page drops a field, guesses
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
@@ -27,6 +28,8 @@ FIELDS = 20
 _CHARSET = re.compile(r";\s*charset\s*=\s*\"?([^\s;\"]*)", re.IGNORECASE)
 _BOUNDARY = re.compile(r";\s*boundary=(?:\"([^\"]+)\"|([^\s;\"]+))", re.IGNORECASE)
 Value = TypeVar("Value")
+# What it finds wrong with a form is said in the answer; its own lines in the log name neither the page nor the reason.
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 def form_of(
