@@ -142,7 +142,9 @@ class _Block:
 
 @torch.no_grad()
 def _block(values: Float[Tensor, "n w"], rails: int, on: Tensor | None, windows: int) -> _Block:
-    highest = values.view(windows, -1, values.shape[1]).amax(dim=1) if windows else values.new_empty(1, 0)
+    # The rows are written out: a surface without bounded values is 0 wide, which -1 cannot be told of.
+    shape = (windows, len(values) // max(windows, 1), values.shape[1])
+    highest = values.view(shape).amax(dim=1) if windows else values.new_empty(1, 0)
     values, n = values[:, :rails], len(values)
     ones, wide = values.new_ones(1, n), values.new_empty(n, rails)
     torch.sub(values, values[0], out=wide)

@@ -43,7 +43,7 @@ def test_statistics_equal_the_models_own_trace(tokenizer: Tokenizer, ids: np.nda
     special = (0, 0) if value == "linear" else (2, 1)
     model = sample_model(sample_config(tokenizer.vocab_size, value, special))  # type: ignore[arg-type]
     part = ids[:200]
-    scan = _finished(model, part)
+    scan = _finished(model, part, contexts=True)
     collected: list[list[np.ndarray]] = [[], []]
     losses = []
     for half in halves(part, 0):
