@@ -35,14 +35,21 @@ def _parser() -> MarkdownIt:
     made.add_render_rule("link_open", _link)
     for cell in ("th", "td"):  # without the alignment, which would be an inline style
         made.add_render_rule(f"{cell}_open", lambda self, tokens, i, options, env: f"<{tokens[i].tag}>")
-    made.add_render_rule("heading_open", lambda self, tokens, i, options, env: f"<h{_level(tokens[i])}>")
-    made.add_render_rule("heading_close", lambda self, tokens, i, options, env: f"</h{_level(tokens[i])}>\n")
+    made.core.ruler.push("outline", _outline)
     return made
 
 
-def _level(token: Any) -> int:
-    """One below the page's own title."""
-    return min(6, int(token.tag[1]) + 1)
+def _outline(state: Any) -> None:
+    """The text's headings stand below the page's own title, and none skips a level, whatever signs it begins with."""
+    above: list[int] = []
+    for token in state.tokens:
+        if token.type == "heading_open":
+            level = int(token.tag[1])
+            while above and above[-1] >= level:
+                above.pop()
+            above.append(level)
+        if token.type in ("heading_open", "heading_close"):
+            token.tag = f"h{min(6, 1 + len(above))}"
 
 
 def _link(self: Any, tokens: Any, i: int, options: Any, env: Any) -> str:

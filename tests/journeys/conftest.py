@@ -61,8 +61,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Iterator
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Of one file: while Playwright runs, no other test of the process can have an event loop."""
     path = chromium()
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
