@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,9 +27,6 @@ from legible_core.reading import Dtype
 
 # What a forward of a long prompt, its trace and one widened matrix need besides the weights.
 BESIDE = 1.2
-# transformers reads with four threads unless told otherwise; each holds a tensor of the file beside its copy, so that
-# the peak of a load depends on how the threads fall.
-os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
 
 
 def load(
