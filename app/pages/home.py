@@ -173,9 +173,11 @@ def _choose(services: Services, model: str | None) -> Checkpoint | None:
 
 
 def _default(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    """The first checkpoint with legible units, else the first: what a newcomer should meet."""
+    """Of those with legible units the one whose operands are nameable most, else the first: for a newcomer to meet."""
     legible = [c for c in checkpoints if c.config.feed_forward.n_bounded]
-    return (legible or checkpoints or [None])[0]  # type: ignore[list-item]
+    if not legible:
+        return checkpoints[0] if checkpoints else None
+    return max(legible, key=lambda c: dict(legible_shares(c)).get("operands nameable", 0.0))
 
 
 def describe(checkpoint: Checkpoint) -> str:
