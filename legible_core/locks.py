@@ -1,4 +1,4 @@
-"""A lock on a folder between the processes of one machine; it is let go when its holder ends, however it ends."""
+"""A lock on a folder or a file between one machine's processes; it is let go when its holder ends, however it ends."""
 
 from __future__ import annotations
 
@@ -17,9 +17,17 @@ def lock_folder(folder: Path) -> Callable[[], None] | None:
 
     Where the system or the file system has no such locks the folder is only made. Raises `OSError` where it cannot be.
     """
-    path = folder / LOCK
+    return _lock(folder / LOCK)
+
+
+def lock_file(file: Path) -> Callable[[], None] | None:
+    """The same for one file, there or not, beside others that another process may have: a lock stands beside it."""
+    return _lock(file.with_name(f"{file.name}.lock"))
+
+
+def _lock(path: Path) -> Callable[[], None] | None:
     for _ in range(TRIES):
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             import fcntl
         except ImportError:  # Windows; there it is left to people

@@ -87,9 +87,7 @@ def account(
     state = states / f"{checkpoint.hash[:16]}.safetensors"
     out = out or _place(checkpoint, states)
     check_writable(out)
-    if restart:
-        state.unlink(missing_ok=True)
-    plan = Plan(Plan.check_parts(parts), sample, floor, seed, state)
+    plan = Plan(Plan.check_parts(parts), sample, floor, seed, state, restart)
     stored = _corpus(checkpoint, corpus, tokens, plan, out, device)
     if as_json:
         typer.echo(json.dumps(stored.to_json(), allow_nan=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +28,17 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """parts: of `records.PARTS`. sample: predictions over the floor. state: of naming by writes, a file."""
+    """parts: of `records.PARTS`. sample: predictions over the floor. state: of naming by writes, a file.
+
+    restart: forget what is saved in `state`.
+    """
 
     parts: tuple[str, ...] = PARTS
     sample: int = 1000
     floor: float = 0.5
     seed: int = 0
     state: Path | None = None
+    restart: bool = False
 
     @staticmethod
     def check_parts(text: str) -> tuple[str, ...]:
@@ -54,7 +59,8 @@ def measure(
 
     begin: the token that an ordinary model's tokenizer puts before every text.
     between: called with the part, what is done and of how much; may raise `Stopped`. Depth and the substitution test
-    take a part of the sample, because they cost more for each prediction. Raises `LegibleError` for an unusable text.
+    take a part of the sample, because they cost more for each prediction. Raises `LegibleError` for an unusable text,
+    `Conflict` when another process names by writes with the same state.
     """
     reader, text = Reader(model, begin), Text(ids, name)
     stored = _stored(out, checkpoint_hash)
@@ -65,43 +71,48 @@ def measure(
             between=lambda done, total: between(part, done, total),
         )  # fmt: skip
 
-    for part in plan.parts:
-        between(part, 0, 1)
-        found: Any
-        if part == "counts":
-            found = count_predictions(reader, drawing(part, others=True))
-        elif part == "depth":
-            found = follow(reader, drawing(part, 4))
-        elif part == "carriage":
-            found = carry(
-                reader, text, end_of_document=end_of_document, floor=plan.floor, predictions=max(1, plan.sample // 10),
-                seed=plan.seed, between=lambda done, total: between("carriage", done, total),
-            )  # fmt: skip
-        elif part == "reads":
-            found = read_rows(
-                reader, text, end_of_document=end_of_document, seed=plan.seed,
-                between=lambda done, total: between("reads", done, total),
-            )  # fmt: skip
-        else:
-            found = _named(reader, text, checkpoint_hash, out, plan, between)
-        stored = stored.model_copy(update={part: found})
-        stored.write(out / records.FILE)
+    with contextlib.ExitStack() as held:
+        # First of all, since it holds the state: a second one is refused at once, not after an hour of other parts.
+        naming = None
+        if "writes" in plan.parts:
+            naming = Naming(reader, text, checkpoint_hash=checkpoint_hash, state=plan.state, restart=plan.restart)
+            held.enter_context(contextlib.closing(naming))
+        for part in plan.parts:
+            between(part, 0, 1)
+            found: Any
+            if part == "counts":
+                found = count_predictions(reader, drawing(part, others=True))
+            elif part == "depth":
+                found = follow(reader, drawing(part, 4))
+            elif part == "carriage":
+                found = carry(
+                    reader, text, end_of_document=end_of_document, floor=plan.floor, seed=plan.seed,
+                    predictions=max(1, plan.sample // 10),
+                    between=lambda done, total: between("carriage", done, total),
+                )  # fmt: skip
+            elif part == "reads":
+                found = read_rows(
+                    reader, text, end_of_document=end_of_document, seed=plan.seed,
+                    between=lambda done, total: between("reads", done, total),
+                )  # fmt: skip
+            elif naming is not None:
+                found = _named(naming, out, between)
+            stored = stored.model_copy(update={part: found})
+            stored.write(out / records.FILE)
     return stored
 
 
-def _named(reader: Reader, text: Text, checkpoint_hash: str, out: Path, plan: Plan, between: Between) -> records.Writes:
-    naming = Naming(reader, text, checkpoint_hash=checkpoint_hash, state=plan.state)
+def _named(naming: Naming, out: Path, between: Between) -> records.Writes:
     for progress in naming.run():
         try:
             between("writes", progress.done, progress.total)
         except Stopped:
-            if plan.state is not None:
+            if naming.state is not None:
                 naming.save()
             raise
     record, table = naming.result()
     table.save(out / written.FILE)
-    if plan.state is not None:
-        plan.state.unlink(missing_ok=True)
+    naming.discard()
     return record
 
 

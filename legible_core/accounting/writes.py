@@ -1,9 +1,10 @@
 """Naming by writes: the members of many predictions' one-hop sets collect the tokens that they helped.
 
-    naming = Naming(reader, text, state=folder)         # takes up an interrupted pass
+    naming = Naming(reader, text, state=file)           # takes up an interrupted pass
     for progress in naming.run():                       # one item a batch; stop iterating to pause
         ...
     record, written = naming.result()
+    naming.discard()                                    # or close(), to go on another time
 
 "Through the Looking Glass" section 3.1. Every position of a text is a prediction of the model's most probable token;
 the members of its one-hop set (90 % of the net) each helped that token, by their share κ / N. A component is covered
@@ -18,7 +19,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +35,8 @@ from legible_core.accounting.passes import Ints, Reader, Window
 from legible_core.accounting.records import Writes
 from legible_core.accounting.summary import summarise
 from legible_core.accounting.written import Written
-from legible_core.errors import LegibleError, NotExact, Unavailable
+from legible_core.errors import Conflict, LegibleError, NotExact, Unavailable
+from legible_core.locks import lock_file
 from legible_core.replace import WRITE_ERRORS, save_arrays, write_reason
 
 STATE = "1"
@@ -95,8 +98,14 @@ class Naming:
         checkpoint_hash: str = "",
         batch: int | None = None,
         state: Path | None = None,
+        restart: bool = False,
     ) -> None:
-        """state: a file to save progress in, and to go on from when it is of the same pass."""
+        """state: a file to save progress in, and to go on from when it is of the same pass; it is held until `close` or
+        `discard`. restart: forget what is saved there.
+
+        Raises `LegibleError` for an unusable text or state, `Conflict` when another process holds the state,
+        `Unavailable` when the disk does not take it.
+        """
         self.reader, self.text, self.state = reader, text, state
         self._drawing = Drawing(reader, text, floor=0.0, predictions=1)  # checks the text, and sets the windows' length
         self.length = self._drawing.length
@@ -112,8 +121,16 @@ class Naming:
         self.next = 0
         self._buffer: Tensor | None = None
         self._saved = time.monotonic()
-        if state is not None and state.is_file():
-            self._resume(state)
+        if state is not None:
+            self._let_go = weakref.finalize(self, self._hold(state))
+            try:
+                if restart:
+                    self._forget(state)
+                elif state.is_file():
+                    self._resume(state)
+            except LegibleError:
+                self.close()
+                raise
 
     @property
     def batches(self) -> int:
@@ -195,6 +212,39 @@ class Naming:
             message = f"The state cannot be written to {self.state}: {write_reason(error)}."
             raise Unavailable(message, code="cannot_write") from None
         self._saved = time.monotonic()
+
+    def discard(self) -> None:
+        """Remove the saved state, once what was named is written; raises `Unavailable` when the disk keeps it."""
+        if self.state is not None:
+            self._forget(self.state)
+        self.close()
+
+    def close(self) -> None:
+        """Let another process have the state; what is saved stays."""
+        if self.state is not None:
+            self._let_go()
+
+    @staticmethod
+    def _hold(state: Path) -> Callable[[], None]:
+        try:
+            let_go = lock_file(state)
+        except OSError as error:
+            message = f"The state cannot be written to {state}: {write_reason(error)}."
+            raise Unavailable(message, code="cannot_write") from None
+        if let_go is None:
+            raise Conflict(
+                f"A naming by writes of this checkpoint is already running, with its state in {state}; wait for it or "
+                "stop it.",
+                code="account_running",
+            )
+        return let_go
+
+    @staticmethod
+    def _forget(state: Path) -> None:
+        try:
+            state.unlink(missing_ok=True)
+        except OSError as error:
+            raise Unavailable(f"The saved state {state} cannot be removed: {write_reason(error)}.") from None
 
     def _resume(self, path: Path) -> None:
         """Take up a state of this very pass; raises `LegibleError` for one of another."""

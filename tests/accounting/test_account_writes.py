@@ -19,7 +19,7 @@ from legible_core.accounting.records import Accounting, Quartiles
 from legible_core.accounting.summary import space
 from legible_core.accounting.writes import Naming, members_of
 from legible_core.accounting.written import Written
-from legible_core.errors import Corrupt, LegibleError, NotExact
+from legible_core.errors import Conflict, Corrupt, LegibleError, NotExact
 from legible_core.units import Channel, Unit
 from tests.tiny_models import VOCAB, random_ids, tiny_config, tiny_model
 
@@ -79,6 +79,9 @@ def test_the_pass_collects_what_each_prediction_gives_and_goes_on_where_it_stopp
         if step.done > 100:
             first.save()
             break
+    with pytest.raises(Conflict, match="already running"):
+        Naming(reader, TEXT, checkpoint_hash=HASH, batch=3, state=state, restart=True)
+    first.close()
     second = Naming(reader, TEXT, checkpoint_hash=HASH, batch=3, state=state)
     assert 0 < second.next < second.batches
     assert sum(1 for _ in second.run()) == second.batches - first.next
@@ -89,6 +92,7 @@ def test_the_pass_collects_what_each_prediction_gives_and_goes_on_where_it_stopp
         for key, sums in zip(naming.pairs.keys.tolist(), naming.pairs.sums, strict=True):
             shares = np.array(expected[divmod(key, VOCAB)])
             np.testing.assert_allclose(sums, [len(shares), shares.sum(), (shares**2).sum()], rtol=1e-4)
+    second.close()
     assert whole.totals.tolist() == pytest.approx(second.totals.tolist())
     with pytest.raises(LegibleError, match="another pass"):
         Naming(reader, Text(TEXT.ids[:-32], "other"), checkpoint_hash=HASH, batch=3, state=state)
