@@ -60,6 +60,9 @@ def main() -> None:
     except LegibleError as error:
         _refuse(error)
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            said = f"{str(error.filename)[:40]!r}… is longer than the name of a file can be; give a shorter one."
+            _refuse(LegibleError(said, code="bad_path"))
         # Where it names a file, it is a mistake of ours; here it is what the output goes to.
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
             raise

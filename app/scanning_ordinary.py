@@ -80,7 +80,10 @@ def tried(device: str) -> str:
 
 def unusable(device: str, error: Exception) -> LegibleError:
     """Why a device cannot be used, in one line."""
-    return LegibleError(f"The device {device!r} cannot be used: {str(error).splitlines()[0]}", code="bad_device")
+    reason = str(error).splitlines()[0].rstrip(".")
+    return LegibleError(
+        f"The device {device!r} cannot be used ({reason}); use cpu, or cuda where there is a GPU.", code="bad_device"
+    )
 
 
 def load(checkpoint: OrdinaryCheckpoint, device: str) -> OrdinaryModel:

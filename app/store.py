@@ -34,7 +34,8 @@ from app.store_types import (
 )
 from app.tables import MAX_INTEGER, CheckpointRow, JobRow, PromptRow, ReadingRow, RevisionRow, clock
 from legible_core import __version__
-from legible_core.errors import Conflict, NotFound
+from legible_core.errors import NotFound
+from legible_core.registry import slug_conflict
 
 if TYPE_CHECKING:
     from legible_core.reading import Reading, ReadingRequest
@@ -255,10 +256,7 @@ class Store:
         with self.database.write() as connection:
             there = connection.execute(select(CheckpointRow.hash).where(CheckpointRow.slug == slug)).scalar()
             if there is not None and there != hash and not move:
-                raise Conflict(
-                    f"The slug {slug!r} already names another checkpoint ({there[:12]}).",
-                    hint="Choose another with --slug; stored readings keep the checkpoint that they were made with.",
-                )
+                raise slug_conflict(slug, there)
             connection.execute(delete(CheckpointRow).where(CheckpointRow.slug == slug))
             connection.execute(insert(CheckpointRow).values(slug=slug, hash=hash, path=path, added_at=clock()))
 

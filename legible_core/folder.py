@@ -30,10 +30,12 @@ from legible_core.errors import Corrupt, LegibleError, NotFound
 
 WEIGHTS, CONFIG, TOKENIZER, CARD = "model.safetensors", "config.json", "tokenizer.json", "README.md"
 MANIFEST_FILES = (CONFIG, WEIGHTS, TOKENIZER)
+NAMES = ("names.json", "names.safetensors")
 
 MAX_HEADER_BYTES = 4 << 20
 MAX_CONFIG_BYTES = 64 << 10
 MAX_CARD_BYTES = 256 << 10
+MAX_NAMES_BYTES = 32 << 20
 DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 
 _BITS = {"F32": ("<u4", 0x7F800000), "BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00)}
@@ -118,7 +120,10 @@ def open_inside(folder: Path, name: str) -> Iterator[tuple[BufferedReader, os.st
     try:
         inside = path.resolve(strict=True).is_relative_to(folder.resolve(strict=True))
     except (OSError, RuntimeError):
-        raise NotFound(f"{name} is missing or cannot be reached", status=422) from None
+        raise NotFound(
+            f"{name} is missing or cannot be reached; a checkpoint's folder holds {CONFIG}, {WEIGHTS} and {TOKENIZER}",
+            status=422,
+        ) from None
     if not inside:
         raise Corrupt(f"{name} is a link that leads out of the folder; put the file itself there")
     try:

@@ -154,6 +154,15 @@ def check_slug(slug: str) -> str:
     return slug
 
 
+def slug_conflict(slug: str, there: str) -> Conflict:
+    """The error of a slug that names the weights of the hash `there` already."""
+    return Conflict(
+        f"The slug {slug!r} already names another checkpoint ({there[:12]}).",
+        hint="Choose another with --slug, or let it name these weights from now on with --move; stored readings keep "
+        "the checkpoint that they were made with.",
+    )
+
+
 def slug_for(folder: Path) -> str:
     """A slug out of a folder's name: `My Model (2)` is my-model-2."""
     words = re.findall(r"[a-z0-9_.]+", Path(os.path.abspath(folder)).name.lower())

@@ -82,7 +82,7 @@ def add(
 
     with opened(settings) as services:
         checkpoint: Checkpoint
-        if Path(folder).is_dir() and not is_ordinary(Path(folder)):
+        if folder and Path(folder).is_dir() and not is_ordinary(Path(folder)):
             if dtype or device or revision or offload:
                 raise LegibleError(
                     "--dtype, --device, --offload and --revision belong to ordinary models; a legible checkpoint needs "
@@ -159,10 +159,10 @@ def add_ordinary(
         )
     if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device) is None:
         raise LegibleError(f"--device is {device[:40]!r}; it must be auto, cpu, cuda or cuda:N.", code="bad_device")
-    from app.handlers import pick_device
+    from app.scanning_ordinary import tried
     from legible_core.ordinary.adding import add as certify
 
-    compute_on = pick_device(device)
+    compute_on = tried(device)
     if offload and compute_on == "cpu":
         raise LegibleError(
             "--offload keeps layers on the CPU for a card that cannot hold them all, and here the CPU computes; leave "
@@ -170,6 +170,7 @@ def add_ordinary(
             code="bad_device",
         )
     taken = {entry.slug: entry for entry in services.catalogue.entries() if entry.origin == "shipped"}
+    named = {} if move else {row.slug: row.hash for row in services.store.checkpoints()}
     compute: Dtype = "bfloat16" if dtype == "bfloat16" else "float32"
     checkpoint = certify(
         name_or_folder,
@@ -181,6 +182,7 @@ def add_ordinary(
         compute_on=compute_on,
         offload=offload,
         taken=taken,
+        named=named,
     )
     services.store.add_checkpoint(checkpoint.slug, checkpoint.hash, str(checkpoint.path), move=move)
     services.catalogue.refresh()

@@ -245,7 +245,7 @@ def _monitors(files: list[Path]) -> tuple[Monitor, ...]:
 
 
 def _engine(checkpoint: Any, device: str) -> Engine:
-    from app.handlers import pick_device
+    from app.scanning_ordinary import tried
     from legible_core.pipeline import Engine
 
-    return Engine.open(checkpoint, device=pick_device(device))
+    return Engine.open(checkpoint, device=tried(device))

@@ -63,7 +63,7 @@ def find(name_or_folder: str, revision: str | None = None) -> Source:
     repository that wants a token.
     """
     path = Path(name_or_folder).expanduser()
-    if path.is_dir():
+    if name_or_folder and path.is_dir():  # an empty name would be the present folder
         if revision is not None:
             raise LegibleError(
                 "A folder has no revisions; leave --revision out, or give a hub name.", code="bad_revision"
@@ -151,6 +151,11 @@ def _weight_files(folder: Path) -> tuple[str, ...]:
                 + "; download it again."
             )
         return tuple(names)
+    if os.path.lexists(folder / WEIGHTS):
+        raise Corrupt(
+            f"This model is half downloaded or damaged: {WEIGHTS} is no file but a link to none, a pipe or a folder; "
+            "download it again, or put the file itself there."
+        )
     names = sorted(path.name for path in folder.iterdir())
     pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".pkl"))]
     if pickled:

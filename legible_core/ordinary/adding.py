@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from legible_core.errors import Conflict, Corrupt, LegibleError, NotFound
 from legible_core.folder import CONFIG, TOKENIZER, Card
 from legible_core.prompts import MAX_TEMPLATE, Bos
 from legible_core.reading import Dtype
-from legible_core.registry import check_slug, slug_for
+from legible_core.registry import check_slug, slug_conflict, slug_for
 from legible_core.tokens import Tokenizer
 
 # Embedding rows beyond the tokenizer's ids: models pad them to a round number. More is another tokenizer.
@@ -55,12 +55,13 @@ def add(
     compute_on: str = "cpu",
     offload: bool = False,
     taken: Container[str] = (),
+    named: Mapping[str, str] | None = None,
 ) -> OrdinaryCheckpoint:
     """Look, load, certify, and write the registration under `root`.
 
     compute_on: the device that `device` stands for here. offload: keep the layers' weights on the CPU. taken: slugs
-    that other checkpoints ship under. Raises what `look` and `loading.load` raise; a model that does not pass its
-    certificate leaves nothing behind.
+    that other checkpoints ship under. named: the hash under each slug that may not come to name another. Raises what
+    `look` and `loading.load` raise, and `Conflict` for a slug; a model that is refused leaves nothing behind.
     """
     from legible_core.ordinary.loading import load
 
@@ -70,6 +71,9 @@ def add(
             f"The slug {checkpoint.slug!r} names a checkpoint that ships with Legible.",
             hint="Choose another with --slug.",
         )
+    there = (named or {}).get(checkpoint.slug, checkpoint.hash)
+    if there != checkpoint.hash:
+        raise slug_conflict(checkpoint.slug, there)
     _, certificate = load(
         checkpoint.source,
         checkpoint.config,

@@ -194,6 +194,9 @@ def test_a_registration_whose_weights_are_gone_is_listed_with_the_reason(
 def test_a_taken_slug_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(Conflict, match="ships with Legible"):
         adding.add(folder, tmp_path / "ordinary", slug="novel-gelu", taken={"novel-gelu"})
+    with pytest.raises(Conflict, match="already names another checkpoint") as caught:
+        adding.add(folder, tmp_path / "ordinary", slug="mine", named={"mine": "0" * 64})
+    assert "--move" in str(caught.value.hint)
     assert not (tmp_path / "ordinary").exists()
 
 
@@ -236,6 +239,8 @@ def test_offloading_where_the_cpu_computes_is_refused(folder: Path) -> None:
         add_ordinary(nothing, str(folder), device="cpu", offload=True)
     with pytest.raises(LegibleError, match="one stored in float16 is read exactly in float32"):
         add_ordinary(nothing, str(folder), dtype="float16")
+    with pytest.raises(LegibleError, match=r"'cuda:99' cannot be used \(.*\); use cpu, or cuda where there is a GPU"):
+        add_ordinary(nothing, str(folder), device="cuda:99")
 
 
 def test_a_hub_name_without_a_network_a_token_or_a_model(monkeypatch: pytest.MonkeyPatch) -> None:

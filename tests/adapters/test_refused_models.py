@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from family_samples import VOCAB, broken, save
 
+from app.cli import main
 from legible_core.errors import Corrupt, LegibleError, NotExact, NotFound
 from legible_core.ordinary import adding, certificate
 
@@ -45,6 +46,22 @@ def test_weights_that_are_not_there(folder: Path, tmp_path: Path, name: str, con
     (made / name).write_bytes(content)
     with pytest.raises(LegibleError, match=said):
         adding.look(made)
+
+
+def test_weights_that_are_a_link_to_nothing(folder: Path, tmp_path: Path) -> None:
+    made = broken(folder, tmp_path, without=("model.safetensors",))
+    (made / "model.safetensors").symlink_to(tmp_path / "blob-that-was-deleted")
+    with pytest.raises(Corrupt, match=r"model\.safetensors is no file but a link to none"):
+        adding.look(made)
+
+
+def test_names_that_no_folder_can_have(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = ((("add", ""), "neither a folder here nor a hub name"), (("read", "x" * 500, "It"), "give a shorter one."))
+    for words, said in cases:
+        monkeypatch.setattr("sys.argv", ["legible", *words])
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        assert said in capsys.readouterr().err
 
 
 def test_weights_that_do_not_fill_the_model(folder: Path, tmp_path: Path) -> None:
