@@ -367,8 +367,9 @@ def names_of(checkpoint: Checkpoint) -> Names | None:
         # The sum needs no names: a spoilt or outdated names file costs the labels, never the reading.
         log.warning("%s is read without names: %s", checkpoint.slug, error.message)
         return None
-    if names is None and checkpoint.has_names:
-        log.warning("%s is read without names: those in its folder are incomplete or of other weights", checkpoint.slug)
+    if names is None and (state := checkpoint.names_state) != "none":
+        said = "those in its folder are of other weights" if state == "others" else f"only {state} is in its folder"
+        log.warning("%s is read without names: %s; `legible scan` makes them", checkpoint.slug, said)
     return names
 
 

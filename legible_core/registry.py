@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from legible_core import folder as files
 from legible_core.config import ModelConfig
@@ -31,6 +31,9 @@ from legible_core.token_service import TokenizerService
 from legible_core.units import PLAIN_NAMES
 
 _SLUG = re.compile(r"[a-z0-9](?:[a-z0-9_-]|\.(?=[a-z0-9])){0,63}")
+
+# Names: none, only one of the two files, a names.json that is no JSON object, those of other weights, those of these.
+NamesState = Literal["none", "names.json", "names.safetensors", "unreadable", "others", "own"]
 
 # What a card may say of legibility, as shares from 0 to 1 over all operands (`value_selective`: over all channels of
 # bounded heads); shown only beside the quality of the same checkpoint.
@@ -70,8 +73,18 @@ class Checkpoint:
         return asked
 
     @property
+    def names_state(self) -> NamesState:
+        """What a scan left beside the weights, by the hash that names.json gives; the names themselves are not read."""
+        there = [name for name in files.NAMES if (self.path / name).is_file()]
+        if len(there) < len(files.NAMES):
+            return there[0] if there else "none"  # type: ignore[return-value]
+        named = _named_hash(self.path)
+        return "unreadable" if named is None else "own" if named == self.hash else "others"
+
+    @property
     def has_names(self) -> bool:
-        return (self.path / "names.json").is_file()
+        """Whether there are names of these very weights."""
+        return self.names_state == "own"
 
     @property
     def title(self) -> str:
@@ -320,6 +333,25 @@ def _check_card(card: Card, identity: str) -> None:
 def _main_dtype(tensors: dict[str, TensorInfo]) -> str:
     """The dtype in which most of the bytes are stored."""
     return max(files.DTYPE_BYTES, key=lambda dtype: sum(t.end - t.start for t in tensors.values() if t.dtype == dtype))
+
+
+def _named_hash(folder: Path) -> str | None:
+    """The hash of the weights that names.json is about, read anew where the file has changed; None without one."""
+    path = folder / files.NAMES[0]
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return _cached_named_hash(path, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=256)
+def _cached_named_hash(path: Path, *_stamps: int) -> str | None:
+    try:
+        named = files.parse_json(files.read_text(path.parent, path.name, files.MAX_NAMES_BYTES), path.name)
+    except (LegibleError, OSError):
+        return None
+    return str(named.get("checkpoint", ""))
 
 
 def _hash_of(folder: Path, name: str) -> str:

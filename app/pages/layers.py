@@ -214,7 +214,8 @@ async def _kept(request: Request, layer: int) -> Response:
 
     def mark() -> Any:
         checkpoint = services.catalogue.get(slug)
-        return (checkpoint.hash, stamp_of(checkpoint.path), services.notes.mark(checkpoint.hash))
+        named = (stamp_of(checkpoint.path), checkpoint.names_state)
+        return (checkpoint.hash, *named, services.notes.mark(checkpoint.hash))
 
     def make() -> bytes | Response:
         made = _layer(services, services.catalogue.get(slug), layer, asked(Asked, request), urls_for(request))

@@ -18,6 +18,10 @@ ORDINARY = (
     "No scan has looked at this model's units yet; `legible scan {slug} --corpus FILE` does. "
     "Until then what they promote is guessed in each reading, marked ≈."
 )
+HALF = (
+    "Half of a scan's result lies in this model's folder, {there} without {missing}, so no names are used; "
+    "put the other file back, or `legible scan {slug} --corpus FILE` makes both."
+)
 STALE = (
     "The names in this model's folder belong to other weights, so they are not used; "
     "`legible scan {slug} --corpus FILE` makes its own."
@@ -62,6 +66,8 @@ def names_of(checkpoint: Checkpoint) -> tuple[Names | None, str | None]:
 
 
 def _missing(checkpoint: Checkpoint) -> str:
+    if (state := checkpoint.names_state) in (JSON, ARRAYS):
+        return HALF.format(slug=checkpoint.slug, there=state, missing=ARRAYS if state == JSON else JSON)
     return (ORDINARY if checkpoint.ordinary else UNSCANNED).format(slug=checkpoint.slug)
 
 

@@ -41,8 +41,8 @@ from legible_core.naming.records import (
 from legible_core.units import BOUNDED, Channel, Component, HeadOperand, Operand, QuantifierOperand, Unit
 
 SCHEMA = 1
-JSON, ARRAYS = "names.json", "names.safetensors"
-MAX_JSON_BYTES, MAX_ARRAY_BYTES = 32 << 20, 1 << 30
+JSON, ARRAYS = files.NAMES
+MAX_ARRAY_BYTES = 1 << 30
 SHOWN = 24
 
 
@@ -70,7 +70,7 @@ class Names:
         folder = Path(folder)
         if not (folder / JSON).is_file() or not (folder / ARRAYS).is_file():
             return None
-        meta = files.parse_json(files.read_text(folder, JSON, MAX_JSON_BYTES), JSON)
+        meta = files.parse_json(files.read_text(folder, JSON, files.MAX_NAMES_BYTES), JSON)
         if checkpoint_hash is not None and meta.get("checkpoint") != checkpoint_hash:
             return None
         with files.open_inside(folder, ARRAYS) as (file, status):

@@ -88,12 +88,18 @@ def test_a_card_can_be_rewritten(folder: Path) -> None:
 
 
 def test_saving_again_replaces_and_drops_names_of_another_hash(folder: Path, tokenizer_path: Path) -> None:
-    (folder / "names.json").write_text("{}")
+    for name in ("names.json", "names.safetensors"):
+        (folder / name).write_text(json.dumps({"checkpoint": open_checkpoint(folder).hash}))
     (folder / ".README.md.saving-12ab").write_text("of a card that was never finished")
     same = save(folder, small_model(), tokenizer_path, dtype="float32")
     assert same.has_names
     other = save(folder, small_model(seed=1), tokenizer_path, dtype="float32")
-    assert not other.has_names
+    assert other.names_state == "none"
+    for hash_, state in ((same.hash, "others"), (other.hash, "own")):
+        (folder / "names.json").write_text(json.dumps({"checkpoint": hash_}))
+        assert other.names_state == ("names.json" if hash_ == same.hash else state)
+        (folder / "names.safetensors").write_text("")
+        assert (other.names_state, other.has_names) == (state, state == "own")
     assert os.listdir(folder.parent) == [folder.name]
 
 

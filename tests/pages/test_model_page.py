@@ -90,6 +90,9 @@ def test_a_checkpoint_without_names_has_no_figures(tmp_path: Path) -> None:
         answer = own.client.get(f"/models/{SLUG}/figures/heads.json")
         assert answer.status_code == 404
         assert "legible scan" in answer.json()["error"]["message"]
+        (own.checkpoint.path / "names.json").write_text("{}")
+        assert "names.json without names.safetensors" in own.client.get(f"/models/{SLUG}.json").json()["missing"]
+        assert "not scanned" in own.client.get("/models").text
     finally:
         own.services.close()
 
