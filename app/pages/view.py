@@ -209,8 +209,11 @@ def pretty(data: Any) -> str:
 
 
 def clipped(text: str, limit: int = 80) -> str:
-    """The end of a text on one line: what the prediction follows; what cannot be seen looks as in a token's chip."""
-    words = " ".join("".join(map(_seen, text)).split())
+    """The end of a text on one line: what the prediction follows; what cannot be seen looks as in a token's chip.
+
+    So does a text of white space alone, of which nothing would be left.
+    """
+    words = " ".join("".join(map(_seen, text)).split()) or chip(text.encode("utf-8", "surrogatepass"))
     return words if len(words) <= limit else "…" + words[-limit:]
 
 

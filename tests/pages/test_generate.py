@@ -143,7 +143,10 @@ def test_deleting_forgets_the_text_the_continuation_and_its_readings(site: Site)
     address = start(site, prompt="a secret of hers", tokens=3)
     site.work()
     start(site, prompt="\0")
-    assert "go on with “⟨00⟩”" in site.client.get("/jobs").text
+    start(site, prompt="   ")
+    jobs = site.client.get("/jobs").text
+    assert "go on with “⟨00⟩”" in jobs
+    assert "go on with “···”" in jobs
     reading = str(data(site, address)["tokens"][0]["href"])  # type: ignore[index]
     site.client.get(reading)
     site.work()
