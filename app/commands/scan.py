@@ -198,7 +198,8 @@ def _with_progress(plan: Plan, interrupted: Callable[[], bool]) -> tuple[Names |
             found = merged(checkpoint, text, job, plan.merge)
         else:
             found = prepare_scan(checkpoint, text, job)
-            bar.update(task, description="scan", total=found.total, completed=found.done)
+            # Anew, so that the time left is that of the scan's own rate and not of what wrote or read the text.
+            bar.reset(task, description="scan", total=found.total, completed=found.done)
             if found.done:
                 bar.console.print(f"going on from {found.done:,} of {found.total:,} tokens")
             for progress in found.run():
@@ -219,7 +220,7 @@ def _with_progress(plan: Plan, interrupted: Callable[[], bool]) -> tuple[Names |
 
 def _contexts(plan: Plan, model: Any, bar: Any, task: Any, between: Callable[[int], None]) -> Contexts:
     """Contexts of text that the checkpoint writes, beside names that are made of something else."""
-    bar.update(task, description="contexts", total=plan.text.sample, completed=0, note="")
+    bar.reset(task, description="contexts", total=plan.text.sample, note="")
     return sampled_contexts(
         plan.checkpoint, model, plan.text.sample or 0, plan.out, seed=plan.text.seed, between=between
     )
