@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
 from app.figures import attention_levels, thumbnail
-from app.pages.asking import dtype_of
+from app.pages.asking import dtype_of, encode
 from app.pages.contexts import AskedContext, Context, Shaded, asked_context, context_of
 from app.pages.detail import Finding, findings, state_of
 from app.pages.home import examples_of
@@ -202,10 +202,12 @@ def _words(labelled: list[tuple[str, str]], measured: bool) -> tuple[Word, ...]:
 
 
 def _patterns(services: Services, urls: Urls, checkpoint: Checkpoint, head: Head) -> Patterns:
-    """One job looks at all example prompts of the checkpoint; its answer is kept like a close-up."""
+    """One job looks at all example prompts of the checkpoint, as they would be read; its answer is kept like a close-up."""
     try:
         rows = [
-            services.tokenizers.call("tokenise", checkpoint.tokenizer_path, example.prompt)
+            services.tokenizers.call(
+                "describe", checkpoint.tokenizer_path, list(encode(services, checkpoint, example.prompt)[0])
+            )
             for example in examples_of(checkpoint)
         ]
     except LegibleError as error:

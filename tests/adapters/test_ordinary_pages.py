@@ -89,6 +89,9 @@ def test_a_reading_has_its_figures_and_marks_its_guesses(site: Site) -> None:
     assert document["shares"]["net"] is None
     assert document["tokens"][0]["id"] == 0  # the begin-of-text token, in sight
     assert document["logit_softcap"] == 4.0
+    text_of(site, "/models/tiny/heads/L0.h0")
+    [patterns] = [job.payload["prompts"] for job in site.services.queue.list() if job.kind == "patterns"]
+    assert {prompt[0] for prompt in patterns} == {0}, "examples begin as they would be read"
     layer, unit = text_of(site, "/models/tiny/layers/1"), text_of(site, "/models/tiny/units/L1.u7")
     assert "geglu" in layer
     assert "GeGLU" in unit
