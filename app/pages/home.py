@@ -175,9 +175,12 @@ def _choose(services: Services, model: str | None) -> Checkpoint | None:
 def _default(checkpoints: list[Checkpoint]) -> Checkpoint | None:
     """Of those with legible units the one whose operands are nameable most, else the first: for a newcomer to meet."""
     legible = [c for c in checkpoints if c.config.feed_forward.n_bounded]
-    if not legible:
-        return checkpoints[0] if checkpoints else None
-    return max(legible, key=lambda c: dict(legible_shares(c)).get("operands nameable", 0.0))
+    return most_nameable(legible) or next(iter(checkpoints), None)
+
+
+def most_nameable(checkpoints: list[Checkpoint]) -> Checkpoint | None:
+    """The checkpoint whose card gives the largest share of nameable operands; None of none."""
+    return max(checkpoints, key=lambda c: dict(legible_shares(c)).get("operands nameable", 0.0), default=None)
 
 
 def describe(checkpoint: Checkpoint) -> str:

@@ -21,6 +21,7 @@ from app.errors import wants_json
 from app.monitor_figures import Bucket
 from app.monitors import StoredMonitor
 from app.pages.forms import form_of, revision_of
+from app.pages.home import most_nameable
 from app.pages.monitor_view import (
     RULE,
     ConditionView,
@@ -255,8 +256,8 @@ def _form(
 ) -> MonitorForm:  # fmt: skip
     typed = typed or {}
     checkpoints = [each for each in services.catalogue.checkpoints() if not each.ordinary]
-    # The first one that the form's own examples fit, which name an operand of a pair.
-    usual = next((each.slug for each in checkpoints if each.config.feed_forward.n_pairs), "")
+    # One that the form's own examples fit, which name an operand of a pair.
+    usual = most_nameable([each for each in checkpoints if each.config.feed_forward.n_pairs])
     monitor = None if found is None else found.monitor
     lines = "" if monitor is None else "\n".join(str(condition) for condition in monitor.conditions)
     gate = "none" if monitor is None or monitor.gate is None else "stop" if monitor.gate.stop else "edit"
@@ -267,7 +268,7 @@ def _form(
         id=None if found is None else found.id,
         revision=0 if found is None else found.revision,
         name=typed.get("name", "" if monitor is None else monitor.name),
-        model=typed.get("model", model or usual if found is None else found.slug),
+        model=typed.get("model", model or (usual.slug if usual else "") if found is None else found.slug),
         models=tuple(checkpoint.slug for checkpoint in checkpoints),
         conditions=typed.get("conditions", conditions or lines),
         gate=typed.get("gate", gate),

@@ -11,6 +11,7 @@ import pytest
 from page_samples import SLUG, Site, make_checkpoint, open_site, parsed, sample_text
 
 from app.pages import monitor_streams, monitors
+from app.pages.home import legible_shares
 from legible_client import Client
 from legible_core.config import FeedForward
 from legible_core.drift import Counted, drift
@@ -249,7 +250,10 @@ def test_the_form_begins_with_a_checkpoint_that_its_examples_fit(shared: Site, t
     own.services.store.add_checkpoint(SLUG, shared.checkpoint.hash, str(shared.checkpoint.path))
     own.services.catalogue.refresh()
     [chosen] = re.findall(r"<option selected>([^<]+)<", own.client.get("/monitors").text)
-    assert own.services.catalogue.get(chosen).config.feed_forward.n_pairs > 0
+    shares = [dict(legible_shares(c)).get("operands nameable", 0.0) for c in own.services.catalogue.checkpoints()]
+    found = own.services.catalogue.get(chosen)
+    assert found.config.feed_forward.n_pairs > 0
+    assert dict(legible_shares(found))["operands nameable"] == max(shares)
     assert "<option selected>all-gelu<" in own.client.get("/monitors?model=all-gelu").text
     refused = own.client.post("/monitors", data={**FIELDS, "model": "all-gelu", "conditions": "L1.p2.A above 0.9"})
     assert "all-gelu: There is no operand L1.p2.A" in visible(refused.text)
