@@ -98,9 +98,7 @@ def detect_overlaps(config: ModelConfig, names: Names | None, unit: Unit) -> NDA
     return found
 
 
-def _jaccard(
-    offsets: NDArray[np.int64], tokens: NDArray[np.int64], vocabulary: int, row: int
-) -> NDArray[np.float64]:
+def _jaccard(offsets: NDArray[np.int64], tokens: NDArray[np.int64], vocabulary: int, row: int) -> NDArray[np.float64]:
     """The Jaccard index of one list with every list; 0 with an empty one."""
     mine = np.zeros(vocabulary, bool)
     mine[tokens[offsets[row] : offsets[row + 1]]] = True

@@ -324,9 +324,7 @@ def test_weight_edits_are_the_child_that_they_would_make() -> None:
 
 
 @pytest.mark.parametrize("biased", [False, True])
-def test_columns_edited_at_every_position_are_written_in_one_product(
-    biased: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_columns_edited_at_every_position_are_one_product(biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_config(biased=biased)
     model, d, f, everywhere = tiny_model(config), config.d_model, config.feed_forward.d_ff, tuple(range(LENGTH))
     ids, x = random_ids(LENGTH)[None], torch.randn(2, LENGTH, d, generator=torch.Generator().manual_seed(0))
@@ -376,12 +374,11 @@ def test_a_gradient_passes_through_edits() -> None:
     model, ids = tiny_model(), random_ids(LENGTH)
     edits = edits_for(model.config)
     model(ids[None], edits).sum().backward()
-    bumped = copy.deepcopy(model)
     found = model.layers[0].attention.query.grad[0, 0]
     values = []
     with torch.no_grad():
         for step in (1e-2, -1e-2):
-            moved: Any = copy.deepcopy(bumped)
+            moved: Any = copy.deepcopy(model)
             moved.layers[0].attention.query[0, 0] += step
             values.append(float(moved(ids[None], edits).double().sum()))
     assert float(found) == pytest.approx((values[0] - values[1]) / 2e-2, rel=0.05, abs=0.02)
@@ -389,9 +386,8 @@ def test_a_gradient_passes_through_edits() -> None:
 
 def test_what_is_recomputed_from_an_edited_trace_is_edited_too() -> None:
     model, ids = tiny_model(tiny_config()), random_ids(LENGTH)
-    layout = model.config.feed_forward
     edits = [Edit(Operand(0, 1, "A"), "flip", positions=(4,)), Edit(HeadOperand(0, 1, 2, "B"), "set", 0.75)]
-    edits.append(Edit(QuantifierOperand(0, layout.quantifiers.start), "zero"))
+    edits.append(Edit(QuantifierOperand(0, model.config.feed_forward.quantifiers.start), "zero"))
     trace, plain = model.trace(ids, edits), model.trace(ids)
     found, before = model.operands(0, trace, slice(0, 6)), model.operands(0, plain, slice(0, 6))
     assert found["pair_a"].shape == before["pair_a"].shape
