@@ -202,7 +202,7 @@ def _words(labelled: list[tuple[str, str]], measured: bool) -> tuple[Word, ...]:
 
 
 def _patterns(services: Services, urls: Urls, checkpoint: Checkpoint, head: Head) -> Patterns:
-    """One job looks at all example prompts of the checkpoint, as they would be read; its answer is kept like a close-up."""
+    """One job looks at all example prompts of the checkpoint, as they are read; its answer is kept like a close-up."""
     try:
         rows = [
             services.tokenizers.call(
