@@ -6,20 +6,27 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 from click.testing import Result
 from family_samples import save
+from playwright.sync_api import Route, sync_playwright
 from typer.testing import CliRunner
 
 sys.path.append(str(Path(__file__).parents[1] / "pages"))
+sys.path.append(str(Path(__file__).parents[1] / "journeys"))
+from focus_samples import in_the_way
+from journey_samples import chromium
 from page_samples import Site, open_site, sample_text, without_shipped
+from test_people_journey import AXE, findings
 
 from app.cli import build
 from legible_core.errors import LegibleError
 from legible_core.monitor import Condition, Monitor
 from legible_core.ordinary import adding
 
+PROMPT = "It was the best of times, it was the"
 TEMPLATE = "{{ bos_token }}[{{ messages[0].content }}]"
 
 
@@ -231,3 +238,38 @@ def test_it_is_scanned_in_the_terminal_on_its_own_text(site: Site, tmp_path: Pat
         shard = ("--corpus", str(tmp_path / "text.txt"), "--shard", "1/2", "--state", str(tmp_path / "states"))
         assert scan("--dtype", dtype, "--batch", "2", *shard, *place).exit_code == 0
         assert len(list((tmp_path / "states").glob("*/scan.json"))) == count
+
+
+def test_its_pages_have_nothing_serious_and_every_control_by_keyboard(site: Site) -> None:
+    """By axe-core's rules. Without a server: the application itself answers the browser's requests."""
+    posted = [
+        site.client.post(f"/models/{slug}/readings", data={"prompt": PROMPT}) for slug in ("tiny", "novel-legible")
+    ]
+    site.work()
+    reading, legible = (site.client.get(one.headers["location"]).headers["location"] for one in posted)
+    pages = {
+        "model": "/models/tiny", "layer": "/models/tiny/layers/1", "unit": "/models/tiny/units/L1.u3",
+        "head": "/models/tiny/heads/L1.h2", "reading": f"{reading}&component=L1.u3",
+        "beside a legible one": f"/compare?{urlencode({'left': legible, 'right': reading})}",
+    }  # fmt: skip
+    for address in pages.values():
+        site.client.get(address)
+    site.work()
+    origin = str(site.client.base_url)
+
+    def answer(route: Route) -> None:
+        found = site.client.get(route.request.url.removeprefix(origin))
+        route.fulfill(status=found.status_code, headers=dict(found.headers), body=found.content)
+
+    wrong: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        page = browser.new_page(reduced_motion="reduce")
+        page.route("**/*", answer)
+        for name, address in pages.items():
+            page.goto(origin + address)
+            page.evaluate(AXE.read_text(encoding="utf-8"))
+            wrong += [f"{name}: {said}" for said in findings(page) + in_the_way(page)]
+        page.unroute_all(behavior="ignoreErrors")
+        browser.close()
+    assert wrong == []
