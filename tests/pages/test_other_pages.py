@@ -282,6 +282,13 @@ def test_jobs_show_place_and_cancel(site: Site, monkeypatch: pytest.MonkeyPatch)
     assert "cancelled" in after
     assert "try again" in after
     assert site.client.post(f"/jobs/{first.id}/cancel").status_code == 409
+    running = site.services.queue.claim("somebody", ["read"])
+    assert running is not None
+    site.services.queue.cancel(running.id)
+    after = site.client.get(f"/jobs/{running.id}").text
+    assert ", stops after the batch in hand" in after
+    assert f'hx-get="/jobs/{running.id}"' in after, "it asks again until the job has ended"
+    assert "stopping" in site.client.get("/jobs").text
 
 
 def test_the_jobs_page_shows_the_device_in_use(scanned: Checkpoint, tmp_path: Path) -> None:
