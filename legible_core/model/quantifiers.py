@@ -52,96 +52,104 @@ class _Quantify(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, m: Tensor, decay: Tensor, state: QuantifierState | None) -> tuple[Tensor, ...]:
         held = remember(m, decay, state)
-        values = torch.empty_like(m, dtype=held.states.dtype)
-        held.write(values)
         after = held.after()
         ctx.held = held
-        ctx.save_for_backward(m, decay)
+        ctx.save_for_backward(m)
         ctx.mark_non_differentiable(after.existential, after.total, after.count)
+        values = torch.empty_like(m, dtype=held.values.dtype)
+        held.write(values)
         return values, after.existential, after.total, after.count
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, Tensor, None]:
-        m, decay = ctx.saved_tensors
-        grad_m = torch.empty_like(m)
-        return grad_m, ctx.held.gradient(grad, m, decay, grad_m), None
+        (m,) = ctx.saved_tensors
+        by_m = torch.empty_like(m)
+        return by_m, ctx.held.gradient(grad, m, by_m), None
 
 
 @dataclass(frozen=True)
 class Held:
-    """What the quantifiers remember of a text, for values, state and gradient.
+    """What the quantifiers made of a text, x_t = (keep_t - by_m_t m_t) x_{t-1} + take_t m_t, for values and gradient.
 
-    states: (t, b, q), e and s after every token. counts: (t, q/2), n after every token, and its derivative by λ.
-    carried: (b, q), e and s before the first token, None for zeros.
+    values: (t, b, q), e and p after every token, float32. keep, by_m, take: (t, 1, q). count: (q/2), n after the last
+    token. slopes: (t, q/2), the derivative of 1/n by λ. carried: (b, q), e and p before the text, None for zeros.
     """
 
-    states: Tensor
-    counts: Tensor
-    count_slopes: Tensor
+    values: Tensor
+    keep: Tensor
+    by_m: Tensor
+    take: Tensor
+    count: Tensor
+    slopes: Tensor
     carried: Tensor | None
 
     def write(self, out: Tensor) -> None:
-        """Put e and p = s / n into `out` (b, t, q), in its dtype."""
-        half = out.shape[-1] // 2
-        out[..., :half] = self.states[..., :half].transpose(0, 1)
-        out[..., half:] = self.states[..., half:].transpose(0, 1) / self.counts
+        """Put e and p into `out` (b, t, q), in its dtype."""
+        out.copy_(self.values.transpose(0, 1))
 
     def after(self) -> QuantifierState:
-        half = self.states.shape[-1] // 2
-        last = self.states[-1]
-        return QuantifierState(last[:, :half], last[:, half:], self.counts[-1].expand_as(last[:, half:]))
+        half = self.values.shape[-1] // 2
+        last = self.values[-1]
+        count = self.count.expand_as(last[:, half:])
+        return QuantifierState(last[:, :half], last[:, half:] * count, count)
 
-    def gradient(self, grad: Tensor, m: Tensor, decay: Tensor, out: Tensor) -> Tensor:
+    def gradient(self, grad: Tensor, m: Tensor, out: Tensor) -> Tensor:
         """The gradient by λ; the one by the memberships goes into `out`. grad, m, out: (b, t, q)."""
-        half = m.shape[-1] // 2
-        x = self.states
-        g = torch.empty_like(x)
-        g[..., :half] = grad[..., :half].transpose(0, 1)
-        g[..., half:] = grad[..., half:].transpose(0, 1) / self.counts[:, None]
-        # p = s / n, so dL/dn_t = -Σ_b (g_t / n_t) p_t.
-        by_count = -(g[..., half:] * x[..., half:]).sum(1) / self.counts
-        # dL/db_t = g_t + a_{t+1} dL/db_{t+1}: the same scan on reversed time, with the coefficients one step early.
+        half, x = m.shape[-1] // 2, self.values
+        m, grad, out = m.transpose(0, 1).to(x.dtype), grad.transpose(0, 1), out.transpose(0, 1)
+        # With y_t the whole gradient by x_t: y_t = grad_t + a_{t+1} y_{t+1}, the same scan on reversed time.
+        y = grad.to(x.dtype, copy=True, memory_format=torch.contiguous_format)
         a = torch.empty_like(x)
-        a[..., half:] = decay[half:]
         a[-1] = 0.0
-        a[:-1, :, :half] = torch.addcmul(decay[:half], decay[:half], m[:, 1:, :half].transpose(0, 1), value=-1)
-        _scan(a, g, backwards=True)
+        torch.addcmul(self.keep[1:], self.by_m[1:], m[1:], value=-1, out=a[:-1])
+        _scan(a, y, backwards=True)
         # Each step's coefficient acts on the state before it; a is free to hold the products.
-        torch.mul(g[1:], x[:-1], out=a[1:])
+        torch.mul(y[1:], x[:-1], out=a[1:])
         if self.carried is None:
             a[0] = 0.0
         else:
-            torch.mul(g[0], self.carried, out=a[0])
-        by_decay = a.sum((0, 1)).to(decay.dtype)
-        by_decay[:half] -= (a[..., :half] * m[..., :half].transpose(0, 1)).sum((0, 1))
-        by_decay[half:] += (by_count * self.count_slopes).sum(0)
-        g[..., :half].addcmul_(decay[:half], a[..., :half], value=-1)
-        out.copy_(g.transpose(0, 1))
-        return by_decay
+            torch.mul(y[0], self.carried, out=a[0])
+        # dL/dλ is Σ y_t x_{t-1} (1 - m_t) of an existential, and Σ y_t (m_t - x_{t-1}) d(1/n_t)/dλ of a proportion.
+        existential = torch.addcmul(a[..., :half], a[..., :half], m[..., :half], value=-1).sum((0, 1))
+        proportion = torch.addcmul(a[..., half:], y[..., half:], m[..., half:], value=-1).sum(1)
+        out.copy_(y.mul_(self.take).addcmul_(self.by_m, a, value=-1))
+        return torch.cat([existential, -(proportion * self.slopes).sum(0)])
 
 
 def remember(m: Float[Tensor, "b t q"], decay: Float[Tensor, " q"], state: QuantifierState | None = None) -> Held:
-    """Run both recurrences over a text, in float32 (float64 for float64 memberships)."""
-    half = m.shape[-1] // 2
-    dtype = torch.promote_types(m.dtype, torch.float32)
-    x = m.transpose(0, 1).to(dtype, copy=True, memory_format=torch.contiguous_format)
-    a = torch.empty_like(x)
-    a[..., :half] = torch.addcmul(decay[:half], decay[:half], x[..., :half], value=-1)
-    a[..., half:] = decay[half:]
-    carried = None
-    if state is not None:
-        carried = torch.cat([state.existential, state.total], dim=-1)
-        x[0].addcmul_(a[0], carried)
+    """Run both recurrences over a text, in float32 (float64 for float64 memberships).
+
+    The proportion is its own state: p_t = p_{t-1} + (m_t - p_{t-1}) / n_t, since λ n_{t-1} = n_t - 1.
+    """
+    half, dtype = m.shape[-1] // 2, torch.promote_types(m.dtype, torch.float32)
     # n_t = Σ_{i≤t} λ^i + λ^{t+1} n_{-1}: the same for all texts of a batch, which are equally long.
     times = torch.arange(m.shape[1] + 1, device=m.device)[:, None]
     powers = decay[half:].double() ** times
     slopes = torch.cat([torch.zeros_like(powers[:1]), times[1:] * powers[:-1]])
     counts, count_slopes = powers[:-1].cumsum(0), slopes[:-1].cumsum(0)
+    carried = None
     if state is not None:
         counts += powers[1:] * state.count[:1]
         count_slopes += slopes[1:] * state.count[:1]
+        # Where nothing was counted yet nothing is kept either: the coefficient of the first step is 0 there.
+        before = state.total / state.count.clamp_min(torch.finfo(state.count.dtype).tiny)
+        carried = torch.cat([state.existential, before], dim=-1)
+    shares = counts.reciprocal()
+    keep, take = (torch.empty(m.shape[1], 1, m.shape[-1], dtype=dtype, device=m.device) for _ in range(2))
+    by_m = torch.zeros_like(keep)
+    keep[..., :half] = by_m[..., :half] = decay[:half]
+    take[..., :half], take[:, 0, half:] = 1.0, shares
+    torch.sub(1.0, shares, out=shares)
+    keep[:, 0, half:] = shares
+    m = m.transpose(0, 1).to(dtype)
+    # Into new memory, time first: the results of operations on m would have its order.
+    x, a = torch.empty(m.shape, dtype=dtype, device=m.device), torch.empty(m.shape, dtype=dtype, device=m.device)
+    torch.mul(m, take, out=x)
+    torch.addcmul(keep, by_m, m, value=-1, out=a)
+    if carried is not None:
+        x[0].addcmul_(a[0], carried)
     _scan(a, x)
-    return Held(x, counts.to(dtype), count_slopes.to(dtype), carried)
+    return Held(x, keep, by_m, take, counts[-1].to(dtype), (count_slopes / -counts.square()).to(dtype), carried)
 
 
 def _scan(a: Tensor, b: Tensor, backwards: bool = False) -> None:
@@ -163,9 +171,10 @@ def _scan(a: Tensor, b: Tensor, backwards: bool = False) -> None:
         if backwards:
             late, early = length - 1 - first - reach, length - 1 - first - reach + size
         later, earlier = slice(late, late + reach + 1, stride), slice(early, early + reach + 1, stride)
-        b[later].addcmul_(a[later], b[earlier])
+        coefficients = a[later]
+        b[later].addcmul_(coefficients, b[earlier])
         if up:
-            a[later] *= a[earlier]
+            coefficients.mul_(a[earlier])
 
 
 def half_life(decay: float) -> float:

@@ -3,7 +3,7 @@
 Plainly: A = σ(a), B = σ(b), hidden = cat[A⊙B, A⊙(1-B), ...]. Autograd would run that in a dozen passes over memory,
 keep both factors of every product, and split and join what stands side by side anyway. Here the memberships are one
 tensor, so that a pressure on all operands is one operation too; only they are kept for the gradient, which is made in
-place, with the pressure's own share, piece by piece while a piece is in the cache. The tests hold values and gradients
+place, with the pressure's own share, a piece of some mebibytes after the other. The tests hold values and gradients
 to the plain formulation.
 """
 
@@ -24,8 +24,9 @@ aten = torch.ops.aten
 ONE = torch.tensor(1.0)
 
 
-# Numbers of a piece of a gradient on each of a processor's threads: half a mebibyte, a few of which its cache holds.
-PIECE = 1 << 17
+# Numbers of a piece of a gradient on each of a processor's threads: four mebibytes. Smaller ones would stay in one
+# core's cache, but every operation wakes and joins the threads, which costs more than that saves.
+PIECE = 1 << 20
 
 
 class Asked:
@@ -131,7 +132,7 @@ class _NamedUnits(torch.autograd.Function):
             held = remember(memberships[..., pairs.stop :], decay, state)
             held.write(hidden[..., layout.quantifiers])
         ctx.layout, ctx.held, ctx.asked = layout, held, asked
-        ctx.save_for_backward(memberships, decay)
+        ctx.save_for_backward(memberships)
         ctx.set_materialize_grads(False)
         if held is None:
             return hidden, memberships
@@ -144,7 +145,7 @@ class _NamedUnits(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, pressed: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         layout: FeedForward = ctx.layout
         held: Held | None = ctx.held
-        memberships, decay = ctx.saved_tensors
+        (memberships,) = ctx.saved_tensors
         terms = ctx.asked.take()
         if grad is None:
             if pressed is None and terms is None:
@@ -155,7 +156,7 @@ class _NamedUnits(torch.autograd.Function):
         by_decay = None
         if held is not None:
             m, by_m = memberships[..., rest], out[..., rest]
-            by_decay = held.gradient(grad[..., layout.quantifiers], m, decay, by_m)
+            by_decay = held.gradient(grad[..., layout.quantifiers], m, by_m)
             if terms is not None:
                 by_m += torch.addcmul(terms[0][rest], terms[1][rest], m)
             if pressed is not None:

@@ -191,8 +191,9 @@ class _Penalty(torch.autograd.Function):
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
         value, pressed = ctx.saved_tensors
         sparsity, crispness = ctx.strengths
-        # One number per channel, of which the mask is a factor, so that one pass makes the whole gradient.
-        base = grad.to(value.dtype).expand(value.shape[2:]) if pressed is None else pressed * grad
+        # One number per channel, of which the mask is a factor, so that one pass makes the whole gradient. They stand
+        # in memory even where all are the same: one number spread over the channels is slow to read on a processor.
+        base = grad.to(value.dtype).repeat(value.shape[2:]) if pressed is None else pressed * grad
         terms = base * (sparsity + crispness), base * (-2.0 * crispness)
         if ctx.asked is not None:
             ctx.asked.add(*terms)
