@@ -59,6 +59,10 @@ class Urls:
         """`unit` is a component id such as L11.u39."""
         return self._url(("models", slug, "units", unit), query)
 
+    def unit_context(self, slug: str, unit: object, component: object, place: int) -> str:
+        """Where to post to read a context that a scan kept."""
+        return self._url(("models", slug, "units", unit, "contexts", component, place), {})
+
     def unit_figure(self, slug: str, unit: object, figure: str) -> str:
         """The numbers of a figure of a unit's page, without the ending .csv or .json."""
         return self._url(("models", slug, "units", unit, "figures", figure), {})

@@ -19,11 +19,15 @@ SHOWN = {"strongest": 4, "lowest": 4, "random": 2}
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """One context: its tokens shaded by the component's value, the token it was chosen for marked."""
+    """One context: its tokens shaded by the component's value, the token it was chosen for marked.
+
+    place: its index among the component's contexts.
+    """
 
     tokens: tuple[Shaded, ...]
     peak: float
     chosen: str
+    place: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +62,13 @@ def strips_of(contexts: Contexts | None, component: Component, *, bounded: bool 
     except LegibleError:
         return None
     kept = [
-        c for chosen, count in SHOWN.items()
-        for c in [c for c in found if c.chosen == chosen][:count]
+        each for chosen, count in SHOWN.items()
+        for each in [(place, c) for place, c in enumerate(found) if c.chosen == chosen][:count]
     ]  # fmt: skip
     if not kept:
         return None
     strips = []
-    for context in kept:
+    for place, context in kept:
         values = context.values
         sign = -1.0 if context.chosen == "lowest" else 1.0  # there, the more negative the darker
         shades = (
@@ -74,5 +78,5 @@ def strips_of(contexts: Contexts | None, component: Component, *, bounded: bool 
             Shaded(display, max(0, shade), short(value), index == context.at)
             for index, (display, value, shade) in enumerate(zip(context.tokens, values, shades, strict=True))
         )
-        strips.append(Strip(tokens, context.peak, context.chosen))
+        strips.append(Strip(tokens, context.peak, context.chosen, place))
     return Strips(str(component), contexts.source.said, tuple(strips))

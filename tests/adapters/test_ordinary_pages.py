@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -153,6 +154,16 @@ def test_its_heads_and_units_are_removed_and_scaled_from_the_pages(site: Site) -
     assert "Traceback" not in said
 
 
+def _press(site: Site, page: str, address: str) -> dict[str, Any]:
+    """The JSON of the reading that a form of the page asks for."""
+    assert f'action="{address}"' in page
+    answer = site.client.post(address)
+    assert answer.status_code == 303, answer.text
+    site.work()
+    found: dict[str, Any] = site.client.get(answer.headers["location"].replace("?", ".json?")).json()
+    return found
+
+
 def test_a_scan_gives_its_units_contexts_histograms_and_lists(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     without_shipped(monkeypatch)
     unscanned = text_of(site, "/models/tiny/units/L1.u7")
@@ -192,6 +203,11 @@ def test_a_scan_gives_its_units_contexts_histograms_and_lists(site: Site, monkey
     chosen = [strip["chosen"] for strip in unit["contexts"][listed["id"]]["strips"]]
     assert [chosen.count(name) for name in ("strongest", "lowest", "random")] == [4, 4, 2]
     page = text_of(site, f"/models/tiny/units/{listed['id']}")
+    # A context is read as the scan had it: behind the begin-of-text token, up to the token it was chosen for.
+    strip = unit["contexts"][listed["id"]]["strips"][0]
+    reading = _press(site, page, f"/models/tiny/units/{listed['id']}/contexts/{listed['id']}/{strip['place']}")
+    assert reading["tokens"][0]["id"] == 0
+    assert reading["tokens"][-1]["display"] == next(t for t in strip["tokens"] if t["current"])["display"]
     for said in ("is most active on", "above 0, at random", "lowest", "act(gate)·up", "suppresses", "no operation"):
         assert said in page, said
     figures = f"/models/tiny/units/{listed['id']}/figures"

@@ -66,6 +66,14 @@ def test_contexts_say_where_they_come_from_and_are_shaded(shared: Site) -> None:
     assert f'title="{first.values[first.at]:.2f}" aria-current="true"' in page
     data = shared.client.get(f"/models/{SLUG}/units/L0.u{unit}.json").json()
     assert data["contexts"][f"L0.p{unit}.A"]["strips"][0]["peak"] == pytest.approx(first.peak)
+    place = f"/models/{SLUG}/units/L0.u{unit}/contexts/L0.p{unit}.A"
+    assert f'action="{place}/0"' in page
+    address = shared.client.post(f"{place}/0").headers["location"]
+    assert f"component=L0.u{unit}" in address
+    shared.work()
+    tokens = shared.client.get(address.replace("?", ".json?")).json()["tokens"]
+    assert tuple(token["id"] for token in tokens) == first.read
+    assert shared.client.post(f"{place}/999").status_code == 404
 
 
 def names_pairs(site: Site) -> int:
