@@ -23,10 +23,15 @@ def test_the_two_checkpoints_on_the_papers_sentence(page: Page, shared: Server, 
     page.locator('.sheet select[name="model"]').first.select_option("novel-gelu")
     page.locator(".sheet form").first.get_by_role("button").click()
     page.wait_for_url(re.compile(r"/compare\?left="), timeout=TIMEOUT)
+    page.reload()  # in the middle of it, and back and forward: the side is asked for once
+    page.go_back()
+    page.go_forward()
     sides = page.locator(".sides section h2")
     expect(sides.first).to_contain_text("novel-legible", timeout=TIMEOUT)
     expect(sides.nth(1)).to_contain_text("novel-gelu")
     expect(page.locator("main table").first).to_be_visible(timeout=TIMEOUT)  # both are read
+    jobs = [(job["what"], job["href"] or "") for job in shared.json("/jobs.json")["jobs"]]
+    assert sum(what.startswith("read ") and "/models/novel-gelu/" in href for what, href in jobs) == 1
     for width, name in ((1280, "wide"), (390, "narrow")):
         page.set_viewport_size({"width": width, "height": 900})
         picture = page.screenshot(path=tmp_path / f"{name}.png", full_page=True)
