@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from legible_core.adapters.config import FAMILIES, OrdinaryConfig, from_hugging_face
 from legible_core.adapters.model import OrdinaryModel
@@ -168,7 +169,8 @@ def bridged(hf: Any, config: OrdinaryConfig) -> OrdinaryModel:
             from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
             architecture = FAMILIES[config.family].architecture
-            bridge = build_bridge_from_module(hf, architecture, hf_config=hf.config, post_adapter_hook=_split_once)
+            with _NoJoinedEmbeddings(hf):
+                bridge = build_bridge_from_module(hf, architecture, hf_config=hf.config, post_adapter_hook=_split_once)
     except ImportError:
         raise needs_extra() from None
     for parameter in bridge.original_model.parameters():
@@ -176,10 +178,32 @@ def bridged(hf: Any, config: OrdinaryConfig) -> OrdinaryModel:
     return OrdinaryModel(bridge, config)
 
 
+class _NoJoinedEmbeddings(TorchFunctionMode):
+    """While a bridge is built, in this thread: no copy of token and position embeddings in one matrix.
+
+    TransformerLens looks for hooks by asking the bridge for every attribute it has, twice. One of them, W_E_pos, joins
+    the two matrices only to be thrown away: a third of GPT-2 small's weights once more. The search passes over an
+    attribute that raises a RuntimeError.
+    """
+
+    def __init__(self, hf: Any) -> None:
+        super().__init__()
+        self._place = hf.get_input_embeddings().weight.data_ptr()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.cat and any(part.data_ptr() == self._place for part in args[0]):
+            raise RuntimeError("The embeddings are not joined while the bridge is built.")
+        return func(*args, **(kwargs or {}))
+
+
 def _split_once(adapter: Any) -> None:
     """Have each layer's joint query, key and value matrix let go as soon as its three parts are made.
 
-    The bridge runs on the parts and never again on the whole, which would be a fifth more memory in GPT-NeoX.
+    The bridge runs on the parts and never again on the whole, which would be a fifth more memory in GPT-NeoX. The
+    linear maps that carry the parts are made without memory, since each is given its matrix at once; one with random
+    numbers of its own would leave a hole in the heap for every part.
     """
     attention = adapter.component_mapping["blocks"].submodules["attn"]
     split = getattr(attention, "split_qkv_matrix", None)
@@ -187,7 +211,8 @@ def _split_once(adapter: Any) -> None:
         return
 
     def parts(original: Any) -> Any:
-        made = split(original)
+        with torch.device("meta"):
+            made = split(original)
         name = attention.submodules["qkv"].name
         whole = original.get_submodule(name)
         for key, parameter in list(whole.named_parameters()):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from family_samples import MODELS, VOCAB, hf_model
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from legible_core.adapters.config import FAMILIES, OrdinaryConfig, from_hugging_face, refuse_unreadable
 from legible_core.adapters.model import OrdinaryModel
@@ -160,6 +161,26 @@ def test_a_joint_matrix_is_not_kept_beside_its_parts(name: str) -> None:
     hf = hf_model(name)
     own = sum(parameter.numel() * 4 for parameter in hf.parameters())
     assert bridged(hf, from_hugging_face(hf.config)).n_bytes == own
+
+
+def test_a_bridge_makes_no_matrix_of_its_own() -> None:
+    # GPT-2's three parts are views of the joint matrix, so whatever is made here would be memory beside the weights.
+    hf = hf_model("gpt2")
+    made: list[tuple[str, tuple[int, ...]]] = []
+    held = {parameter.untyped_storage().data_ptr() for parameter in hf.parameters()}
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            real = isinstance(out, torch.Tensor) and out.ndim > 1 and not out.is_meta
+            if real and out.untyped_storage().data_ptr() not in held:
+                made.append((str(func), tuple(out.shape)))
+            return out
+
+    with Watch():
+        model = bridged(hf, from_hugging_face(hf.config))
+    assert made == []
+    assert not any(parameter.is_meta for parameter in model.bridge.blocks[0].attn.q.parameters())
 
 
 def test_float32_has_no_rounding_term(family: tuple[OrdinaryModel, Any, torch.Tensor]) -> None:
