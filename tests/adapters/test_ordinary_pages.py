@@ -236,8 +236,8 @@ def test_it_is_scanned_in_the_terminal_on_its_own_text(site: Site, tmp_path: Pat
     for options, said in (
         ((), "legible add"),
         (("--dtype", "int8", *place), "must be float32 or bfloat16"),
-        (("--device", "bogus", *place), "The device 'bogus' cannot be used: "),
-        (("--device", "meta", *place), "The device 'meta' cannot be used: "),
+        (("--device", "bogus", *place), "The device 'bogus' cannot be used ("),
+        (("--device", "meta", *place), "The device 'meta' cannot be used ("),
     ):
         error = scan(*options).exception
         assert isinstance(error, LegibleError)
