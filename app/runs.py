@@ -27,7 +27,7 @@ from typing import Any, Literal, TypeAlias
 
 from legible_core.errors import NotFound
 from legible_core.replace import sync
-from legible_core.training.history import History, is_whole, read_recipe
+from legible_core.training.history import HeldOut, History, is_whole, read_recipe
 
 State: TypeAlias = Literal["preparing", "training", "stopped", "diverged", "finished"]
 
@@ -120,11 +120,27 @@ class Branch:
         return int(log["number"][-1]) if len(log) else 0
 
     @property
-    def loss(self) -> float | None:
-        """The mean loss that the guard follows: the logarithm of the cumulative perplexity."""
+    def last_loss(self) -> float | None:
+        """The loss of the last step that was logged, in nats a token."""
         log = self.history.log
-        perplexity = log["perplexity"][-1] if len(log) else 0.0
+        return log["loss"][-1] if len(log) else None
+
+    @property
+    def mean_loss(self) -> float | None:
+        """The running mean that the guard follows: the logarithm of the cumulative perplexity."""
+        perplexity = self.perplexity or 0.0
         return math.log(perplexity) if 0 < perplexity < math.inf else None
+
+    @property
+    def perplexity(self) -> float | None:
+        """The cumulative perplexity, as the last line gives it."""
+        log = self.history.log
+        return log["perplexity"][-1] if len(log) else None
+
+    @property
+    def held_out(self) -> HeldOut | None:
+        """The held-out loss where training ended last; None for a run that has not ended yet."""
+        return self.history.held_out
 
     @property
     def diverged(self) -> str | None:

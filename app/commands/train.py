@@ -159,9 +159,14 @@ def _precision(word: str, place: torch.device) -> Precision:
 
 def _report(run: Run, where: Path, ship: Path | None) -> None:
     """The held-out loss with its standard error, and the shipped folder when one was asked for."""
+    from legible_core.training.history import HELD_OUT
+    from legible_core.training.state import append, writing
+
     meta = run.load(where)
     losses = run.held_out_loss()
     mean, error = losses.mean().item(), losses.std().item() / len(losses) ** 0.5
+    with writing(where):
+        append(where / HELD_OUT, {"number": meta["step"], "loss": mean, "se": error, "tokens": len(losses)})
     typer.echo(
         f"{meta['tokens']:,} tokens trained; held-out loss {mean:.4f} ± {error:.4f} nats over {len(losses):,} tokens"
     )

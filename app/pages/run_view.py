@@ -32,7 +32,7 @@ from app.run_figures import (
 )
 from app.runs import Branch, Run
 from app.urls import Urls
-from legible_core.training.history import Readings, is_whole
+from legible_core.training.history import HeldOut, Readings, is_whole
 
 TABLE_ROWS = 40
 DRAWN_SPIKES = 100
@@ -73,7 +73,8 @@ class BranchLine:
     number: int
     steps: int
     tokens: int
-    loss: float | None
+    last_loss: float | None
+    held_out: HeldOut | None
     perplexity: float | None
     csv: str
 
@@ -93,7 +94,9 @@ class NowPart:
     steps: int
     tokens: int
     total: int
-    loss: float | None
+    last_loss: float | None
+    held_out: HeldOut | None
+    mean_loss: float | None
     perplexity: float | None
     step_seconds: float | None
     left: float | None
@@ -134,8 +137,10 @@ def now_part(run: Run, name: str, urls: Urls) -> NowPart:
         steps=main.steps,
         tokens=main.number * size,
         total=main.steps * size,
-        loss=main.loss,
-        perplexity=main.history.log["perplexity"][-1] if len(main.history.log) else None,
+        last_loss=main.last_loss,
+        held_out=main.held_out,
+        mean_loss=main.mean_loss,
+        perplexity=main.perplexity,
         step_seconds=pace,
         left=(main.steps - main.number) * pace if pace is not None and main.state == "training" else None,
         figures=(_loss(courses, marks), _perplexity(courses, marks)) if any(c.number for c in courses) else (),
@@ -250,11 +255,10 @@ def _course(branch: Branch) -> Course:
 
 
 def _branch(branch: Branch, name: str, size: int, urls: Urls) -> BranchLine:
-    log = branch.history.log
-    perplexity = log["perplexity"][-1] if len(log) else None
     csv = urls.run_part(name, "csv", branch=branch.name)
     done = (branch.number, branch.steps, branch.number * size)
-    return BranchLine(branch.name, STATES[branch.state], *done, branch.loss, perplexity, csv)
+    losses = (branch.last_loss, branch.held_out, branch.perplexity)
+    return BranchLine(branch.name, STATES[branch.state], *done, *losses, csv)
 
 
 def _loss(courses: Sequence[Course], marks: Sequence[Mark]) -> LiveFigure:

@@ -21,6 +21,7 @@ from app.runs import Branch, Run, Runs
 from app.services import Services
 from app.urls import Urls, urls_for
 from legible_core.errors import LegibleError, NotFound
+from legible_core.training.history import HeldOut
 
 # Another process may have other templates: it answers no tag of this one with "unchanged".
 _PROCESS = secrets.token_hex(4)
@@ -35,8 +36,9 @@ class RunLine:
     state: str
     tokens: int
     total: int
-    loss: float | None
-    perplexity: float | None
+    last_loss: float | None
+    held_out: HeldOut | None
+    cumulative_perplexity: float | None
     last_line: str
     branches: str
     error: str | None
@@ -183,19 +185,24 @@ def _runs(known: Runs, urls: Urls) -> RunsPage:
                 lines.append(_line(run, name, urls))
                 active |= run.active
         except LegibleError as error:
-            lines.append(RunLine(name, "", "gone", 0, 0, None, None, "–", "", error.message))
+            lines.append(RunLine(name, "", "gone", 0, 0, None, None, None, "–", "", error.message))
     return RunsPage("Runs", tuple(lines), 5 if active else 30)
 
 
 def _line(run: Run, name: str, urls: Urls) -> RunLine:
     main, size = run.main, max(1, run.schedule("batch_tokens"))
-    log = main.history.log
-    branches = ", ".join(f"{branch.name} {branch.state}" for branch in run.branches)
+    branches = ", ".join(_branch_text(branch) for branch in run.branches)
     return RunLine(
         name=name, href=urls.run(name), state=STATES[main.state].partition(":")[0], tokens=main.number * size,
-        total=main.steps * size, loss=main.loss, perplexity=log["perplexity"][-1] if len(log) else None,
-        last_line=when(main.history.changed_at), branches=branches, error=None,
+        total=main.steps * size, last_loss=main.last_loss, held_out=main.held_out,
+        cumulative_perplexity=main.perplexity, last_line=when(main.history.changed_at), branches=branches, error=None,
     )  # fmt: skip
+
+
+def _branch_text(branch: Branch) -> str:
+    held_out = branch.held_out
+    said = "" if held_out is None else f" (held-out loss {held_out.loss:.4f} ± {held_out.se:.4f})"
+    return f"{branch.name} {branch.state}{said}"
 
 
 def _json(run: Run) -> dict[str, Any]:
@@ -206,7 +213,8 @@ def _json(run: Run) -> dict[str, Any]:
         courses.append(
             {
                 "branch": branch.name or None, "state": branch.state, "reason": branch.diverged,
-                "step": branch.number, "steps": branch.steps, "tokens": branch.number * size, "loss": branch.loss,
+                "step": branch.number, "steps": branch.steps, "tokens": branch.number * size,
+                "last_loss": branch.last_loss, "held_out": branch.held_out, "mean_loss": branch.mean_loss,
                 "changed_at": branch.history.changed_at,
                 "last": {name: column[-1] for name, column in log.columns.items()} if len(log) else None,
                 "reading": None if not len(readings) else {

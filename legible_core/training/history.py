@@ -5,6 +5,7 @@
     history.log.loss         # columns, one entry a step
     history.readings         # telemetry: `number` and, by layer and figure, a column
     history.events           # spikes, revivals, sittings, the divergence
+    history.held_out         # the loss on the held-out slice, measured where training ended
 
 A folder from elsewhere may hold anything: a line that is not what a run writes is passed over, and a file over
 `MAX_BYTES` is refused.
@@ -32,6 +33,7 @@ MAX_WHOLE = 1 << 53
 # What is kept of a log's line and of a layer's reading.
 COLUMNS = ("number", "tokens", "loss", "pressure", "gradient_norm", "factor", "perplexity", "seconds")
 SURFACE = ("saturated", "crisp", "on", "constant")
+HELD_OUT = "held_out.jsonl"
 HALF_LIFE = ("median", "min", "max", "latches")
 
 
@@ -42,6 +44,16 @@ class Event:
     number: int
     event: str
     text: str
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The loss on the held-out slice after step `number`: mean and standard error in nats, over `tokens` tokens."""
+
+    number: int
+    loss: float
+    se: float
+    tokens: int
 
 
 @dataclass
@@ -182,11 +194,13 @@ class History:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.log, self.readings = Log(), Readings()
+        self.held_out: HeldOut | None = None
         self._events: dict[str, list[Event]] = {"events": [], "revived": [], "sittings": []}
         self._followers = [
             Follower(folder / "log.jsonl", lambda line: self.log.take(line), self._forget_log),
             Follower(folder / "telemetry.jsonl", lambda line: self.readings.take(line), self._forget_readings),
             *(self._of_events(name) for name in self._events),
+            Follower(folder / HELD_OUT, self._take_held_out, self._forget_held_out),
         ]
 
     @property
@@ -213,6 +227,15 @@ class History:
 
     def _forget_readings(self) -> None:
         self.readings = Readings()
+
+    def _take_held_out(self, line: dict[str, Any]) -> None:
+        number, tokens = line.get("number"), line.get("tokens")
+        loss, se = _number(line.get("loss")), _number(line.get("se"))
+        if is_whole(number) and is_whole(tokens) and math.isfinite(loss) and math.isfinite(se):
+            self.held_out = HeldOut(number, loss, se, tokens)
+
+    def _forget_held_out(self) -> None:
+        self.held_out = None
 
     def _of_events(self, name: str) -> Follower:
         found = self._events[name]

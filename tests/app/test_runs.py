@@ -57,7 +57,7 @@ def test_a_run_is_known_while_and_after_it_is_trained(tmp_path: Path) -> None:
         with runs.open("first") as run:
             assert run.main.number == 4
             assert run.main.steps == 10
-            assert run.main.loss == pytest.approx(4.0, abs=1e-3)
+            assert run.main.mean_loss == pytest.approx(4.0, abs=1e-3)
     assert state(Runs(tmp_path / "data"), "first") == "stopped"
     log(folder, 10)
     assert state(Runs(tmp_path / "data"), "first") == "finished"

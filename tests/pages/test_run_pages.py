@@ -41,6 +41,7 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     branch.mkdir()
     write_steps(branch, 61, 70, 70)
     write(branch / "telemetry.jsonl", [reading(70, 3)])
+    write(branch / "held_out.jsonl", [{"number": 70, "loss": 2.46111, "se": 0.04192, "tokens": 4096}])
     for log in (branch / "log.jsonl", root / "one" / "log.jsonl"):
         os.utime(log, (time.time() + 3600,) * 2)  # it counts as being written however long these tests take
     made = client_of(root / "data", root)
@@ -60,12 +61,16 @@ def figures(html: str) -> dict[str, Any]:
 def test_the_list_says_how_far_each_is(web: TestClient) -> None:
     html = web.get("/runs").text
     text = " ".join(" ".join(parsed(html).text).split())
-    assert "one training 3,840 6,400" in text
-    assert "decay-3840 finished" in text
+    last = 4 + 3 * math.exp(-3)
+    assert "last loss held-out loss cumulative perplexity last line" in text
+    assert f"one training 3,840 6,400 {last:.3f} – {math.exp(last):.2f}" in text
+    assert "decay-3840 finished (held-out loss 2.4611 ± 0.0419)" in text
     assert "/runs/one" in links(html)
     (line,) = web.get("/runs.json").json()["runs"]
     assert (line["tokens"], line["total"], line["state"]) == (3840, 6400, "training")
-    assert line["loss"] == pytest.approx(4 + 3 * math.exp(-3))
+    assert line["last_loss"] == pytest.approx(last)
+    assert line["cumulative_perplexity"] == pytest.approx(math.exp(last))
+    assert line["held_out"] is None
 
 
 def test_the_page_of_a_run(web: TestClient) -> None:
@@ -74,6 +79,8 @@ def test_the_page_of_a_run(web: TestClient) -> None:
     text = " ".join("".join(parsed(html).text).split())
     assert "3 layers, d = 24, 4 heads, context 32, membership values on 75% of the heads, ρ = 0.5" in text
     assert "60 of 100" in text
+    assert "– measured where training ends" in text
+    assert "2.4611 ± 0.0419" in text
     assert "perplexity 705.0 in one step" in text
     assert "new start for operands: 3 of the attention, 5 of the feed-forward" in text
     assert "pressure on the attention changes" in text
@@ -122,6 +129,7 @@ def test_json_and_csv(web: TestClient) -> None:
     found = web.get("/runs/one.json").json()
     assert found["recipe"]["name"] == "one"
     main, branch = found["courses"]
+    assert (main["held_out"], branch["held_out"]["loss"]) == (None, 2.46111)
     assert (main["step"], main["steps"], main["branch"], branch["branch"]) == (60, 100, None, "decay-3840")
     assert main["reading"]["layers"][0]["write_ratio"] == 6.0
     assert [event["event"] for event in main["events"]] == ["spike", "revived"]

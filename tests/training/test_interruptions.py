@@ -22,6 +22,7 @@ from app.commands.train import card_fields
 from legible_core.errors import LegibleError, Unavailable
 from legible_core.registry import open_checkpoint
 from legible_core.training import state as module
+from legible_core.training.history import History
 from legible_core.training.loop import Run
 from legible_core.training.state import append, cut_log, read_meta, read_state, write_state, writing
 
@@ -128,6 +129,11 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
         result = CliRunner().invoke(build(), ["train", str(TINY), "--out", str(folder), "--steps", "100"])
     assert result.exit_code == 0, result.output
     assert "51,200 tokens trained; held-out loss" in result.output
+    measured = History(folder)
+    measured.refresh()
+    assert measured.held_out is not None
+    said = f"{measured.held_out.loss:.4f} ± {measured.held_out.se:.4f} nats over {measured.held_out.tokens:,} tokens"
+    assert said in result.output
     return folder
 
 
