@@ -28,6 +28,7 @@ from app.catalogue import Catalogue
 from app.names_index import NamesIndex
 from app.settings import Settings
 from app.worker import Context, Handler, Outcome
+from legible_core.adapters.registration import OrdinaryCheckpoint
 from legible_core.errors import LegibleError, Unavailable
 from legible_core.reading import ReadingRequest
 
@@ -138,6 +139,13 @@ class Engines:
             )
         names = checkpoint.path / "names.json"
         key = (checkpoint_hash, dtype, names.stat().st_mtime_ns if names.is_file() else 0)
+        if key in self._open and isinstance(checkpoint, OrdinaryCheckpoint):
+            # Its weights are mapped from its files: what is written over them in place changes them in memory too.
+            try:
+                checkpoint.check_files()
+            except LegibleError:
+                del self._open[key]
+                raise
         if key not in self._open:
             context.stage("load")
             for old in [other for other in self._open if other[:2] == key[:2]]:  # under names that were written anew

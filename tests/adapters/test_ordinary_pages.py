@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from page_samples import Site, open_site, sample_text, without_shipped
 from test_people_journey import AXE, findings
 
 from app.cli import build
+from legible_core.adapters.registration import OrdinaryCheckpoint
 from legible_core.errors import LegibleError
 from legible_core.monitor import Condition, Monitor
 from legible_core.ordinary import adding
@@ -124,6 +126,24 @@ def test_begin_of_text_and_template_are_chosen_on_the_home_page(site: Site) -> N
     assert len(in_template) == len(plain) + 3  # begin of text, and the two brackets
     assert ids("/models/tiny/readings", bos="no") == plain
     assert ids("/models/tiny/readings", chat="1") == in_template
+
+
+def test_weights_written_over_while_they_are_loaded_are_not_read_under_the_old_hash(site: Site) -> None:
+    site.read("It was the age")
+    checkpoint = site.services.catalogue.get("tiny")
+    assert isinstance(checkpoint, OrdinaryCheckpoint)
+    weights = checkpoint.source / "model.safetensors"
+    whole = weights.read_bytes()
+    try:
+        with weights.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([whole[-1] ^ 1]))
+        answer = site.client.get(site.read("It was the age of"))
+        assert "model.safetensors has changed since it was added; add it again." in answer.text
+    finally:
+        with weights.open("r+b") as file:  # truncating it would end a process that has it mapped
+            file.write(whole)
+    assert site.client.get(site.read("It was the best")).status_code == 200
 
 
 def test_what_needs_operands_is_refused_with_the_reason(site: Site) -> None:
