@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from legible_core.naming.names import Names
+    from legible_core.naming.observe import Batch
     from legible_core.registry import Checkpoint
 
 SHARES = (
@@ -49,7 +50,9 @@ def family(
     corpus: Annotated[
         Path | None, typer.Option(help="Also measure losses on this unseen text, and their paired differences.")
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Only the first so many tokens of it.", min=1024)] = 131_072,
+    tokens: Annotated[
+        int | None, typer.Option(help="Only about so many tokens of it, in windows spread evenly over it.", min=1024)
+    ] = None,
     layers: Annotated[bool, typer.Option("--layers", help="Show every layer too.")] = False,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:N.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
@@ -99,16 +102,17 @@ def shares(row: dict[str, Any]) -> dict[str, float | None]:
     return {title: (row.get(surface) or {}).get(key) for title, surface, key in SHARES}
 
 
-def paired(checkpoints: list[Checkpoint], corpus: Path, tokens: int, device: str) -> list[dict[str, Any]]:
+def paired(checkpoints: list[Checkpoint], corpus: Path, tokens: int | None, device: str) -> list[dict[str, Any]]:
     """Loss of each checkpoint on the same windows, and its difference from the first one's, with standard errors.
 
-    The errors are over windows of one context, as independent draws. Raises `LegibleError` where tokenizers or contexts
-    differ: the losses would not be of the same tokens.
+    Windows are of one context, all of the text's or about `tokens` tokens of it, evenly spread. The windows of one book
+    resemble each other, so the errors are those of a series (`statistics.mean_of_series`). Raises `LegibleError`
+    where tokenizers or contexts differ: the losses would not be of the same tokens.
     """
     import numpy as np
 
     from app.scanning import corpus_ids
-    from legible_core.evaluation.statistics import mean
+    from legible_core.evaluation.statistics import mean_of_series
 
     first = checkpoints[0]
     for other in checkpoints[1:]:
@@ -124,17 +128,18 @@ def paired(checkpoints: list[Checkpoint], corpus: Path, tokens: int, device: str
                 "their windows differ; leave --corpus away.",
                 code="other_context",
             )
-    ids, _, name = corpus_ids(first, corpus, tokens, None)
+    ids, _, name = corpus_ids(first, corpus, None, None)
+    batches = list(windows(ids, first.config.context, tokens))
     found: list[dict[str, Any]] = []
     base: np.ndarray | None = None
     for checkpoint in checkpoints:
-        losses = np.array(list(_losses(checkpoint, ids, device)))
+        losses = np.array(list(_losses(checkpoint, batches, device)))
         base = losses if base is None else base
-        loss, difference = mean(losses), mean(losses - base)
+        loss, difference = mean_of_series(losses), mean_of_series(losses - base)
         found.append(
             {
                 "corpus": name,
-                "tokens": len(ids),
+                "tokens": sum(batch.ids.size for batch in batches),
                 "loss": loss.value,
                 "loss_se": loss.se,
                 "difference": difference.value,
@@ -144,20 +149,38 @@ def paired(checkpoints: list[Checkpoint], corpus: Path, tokens: int, device: str
     return found
 
 
-def _losses(checkpoint: Checkpoint, ids: Any, device: str) -> Iterator[float]:
-    """The mean loss of every whole window of a text, in nats a token."""
+def windows(ids: Any, context: int, tokens: int | None, size: int = 4) -> Iterator[Batch]:
+    """The windows of a text that losses are taken on, `size` at a time: all, or about `tokens` tokens' evenly spread.
+
+    A window's last token is judged by the token that follows it in the text, whichever windows are taken. A text
+    shorter than one context is one window.
+    """
+    import numpy as np
+
+    from legible_core.naming.observe import Batch
+
+    following = np.concatenate([ids[1:], [-100]])
+    length = min(context, len(ids))
+    available = len(ids) // length
+    wanted = available if tokens is None else min(available, max(1, tokens // length))
+    starts = np.linspace(0, available - 1, wanted).astype(np.int64) * length
+    for first in range(0, wanted, size):
+        places = starts[first : first + size, None] + np.arange(length)
+        yield Batch(ids[places], following[places])
+
+
+def _losses(checkpoint: Checkpoint, batches: list[Batch], device: str) -> Iterator[float]:
+    """The mean loss of every window, in nats a token."""
     import numpy as np
     from rich.console import Console
     from rich.progress import track
 
     from app.scanning import load_on
-    from legible_core.naming.observe import batches, observe
+    from legible_core.naming.observe import observe_each
 
     model = load_on(checkpoint, device)
-    context = checkpoint.config.context
-    whole = list(batches(ids[: max(len(ids) // context, 1) * context], context, 4))
-    for part in track(whole, checkpoint.slug, console=Console(stderr=True), transient=True):
-        _, losses = observe(model, part)
+    for part in track(batches, checkpoint.slug, console=Console(stderr=True), transient=True):
+        losses = observe_each(model, part, lambda _layer, _values: None)
         yield from (float(np.nanmean(row)) for row in losses.reshape(part.ids.shape))
 
 

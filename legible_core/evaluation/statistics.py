@@ -1,6 +1,7 @@
 """Means, standard errors and paired differences, as lm-evaluation-harness defines them; imports no torch.
 
     mean          x̄ ± s / √n, with s² = Σ(x − x̄)² / (n − 1)                  `mean_stderr`
+    of a series   x̄ ± the largest error that blocks of it give               the harness has none
     several parts the mean of the k parts' means ± √(Σ se²) / k               `unweighted_mean_stderr`
     perplexity    exp(−x̄) of log-likelihoods, ± exp(−x̄) · s / √n             the harness bootstraps the same error
     per word      exp(−Σx / Σw), ± by the ratio estimator over documents      the harness gives none
@@ -18,6 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+# Fewer blocks than this give an error that is itself unsure by more than a fifth.
+BLOCKS = 16
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -34,6 +38,24 @@ def mean(values: ArrayLike) -> Estimate:
     if len(x) < 2:
         return Estimate(centre, None)
     return Estimate(centre, math.sqrt(float(((x - centre) ** 2).sum()) / (len(x) - 1) / len(x)))
+
+
+def mean_of_series(values: ArrayLike) -> Estimate:
+    """x̄ of values in the order of a text, of which neighbours may be alike, with an error that allows for it.
+
+    Blocking (Flyvbjerg and Petersen 1989): neighbours are averaged two by two, again and again while at least `BLOCKS`
+    blocks are left; the error is the largest that some size of block gives. As long as blocks are shorter than what
+    makes neighbours alike, s / √n is too small and grows with them. Values that do not fill the last block are left out
+    of that size's error. Where all blocks are shorter than a document, differences between documents are seen in part.
+    """
+    x = _array(values)
+    plain = mean(x)
+    errors = [plain.se]
+    blocks = x
+    while len(blocks) // 2 >= BLOCKS:
+        blocks = blocks[: len(blocks) // 2 * 2].reshape(-1, 2).mean(axis=1)
+        errors.append(mean(blocks).se)
+    return Estimate(plain.value, max((se for se in errors if se is not None), default=None))
 
 
 def pooled(parts: Sequence[Estimate]) -> Estimate:

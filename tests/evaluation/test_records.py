@@ -11,7 +11,7 @@ import pytest
 
 from legible_core.errors import Corrupt, Unavailable
 from legible_core.evaluation.records import FILE, Evaluation, PartResult, TaskResult, card_fields, difference
-from legible_core.evaluation.statistics import mean, perplexity, pooled, ratio
+from legible_core.evaluation.statistics import mean, mean_of_series, perplexity, pooled, ratio
 
 HASH = "a" * 64
 
@@ -155,3 +155,26 @@ def test_the_cards_lines(tmp_path, blimp, lambada):
         "lambada_perplexity_se": f"{math.exp(2.5) * math.sqrt(2.25 / 3):.2f}",
     }
     assert card_fields(tmp_path, "b" * 64) == {}
+
+
+def test_error_of_a_series_allows_for_neighbours_that_are_alike() -> None:
+    """Windows of each stretch of 16 share a part: independent draws would have a third of the error."""
+    generator = np.random.default_rng(0)
+
+    def drawn(shared: float) -> np.ndarray:
+        stretches = generator.normal(0, shared, (64, 1))
+        return (stretches + generator.normal(0, 1, (64, 16))).ravel()
+
+    alike = [drawn(1.0) for _ in range(200)]
+    truth = float(np.std([series.mean() for series in alike]))
+    said = np.array([mean_of_series(series).se for series in alike])
+    independent = np.array([mean(series).se for series in alike])
+    assert np.median(independent) < 0.4 * truth
+    assert 0.9 * truth < np.median(said) < 1.35 * truth
+    fresh = [drawn(0.0) for _ in range(200)]
+    inflated = np.median([mean_of_series(s).se for s in fresh]) / np.median([mean(s).se for s in fresh])
+    assert 1 <= inflated < 1.35
+    assert mean_of_series(alike[0]).value == mean(alike[0]).value
+    short = alike[0][:31]
+    assert mean_of_series(short) == mean(short)
+    assert mean_of_series([1.0]).se is None

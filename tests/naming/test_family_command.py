@@ -12,8 +12,10 @@ from naming_samples import sample_config, sample_model, text
 from typer.testing import CliRunner
 
 from app.cli import build
+from app.commands.family import windows
 from legible_core.checkpoint import load, save
 from legible_core.errors import LegibleError
+from legible_core.evaluation.statistics import mean_of_series
 from legible_core.naming.corpus import token_stream
 from legible_core.naming.names import Names
 from legible_core.registry import open_checkpoint
@@ -42,7 +44,7 @@ def test_checkpoints_stand_side_by_side(tmp_path: Path, tokenizer_path: Path, to
     corpus.write_text(text(3, 1200), encoding="utf-8")
     for folder in (one, two):
         run("scan", str(folder), "--corpus", str(corpus))
-    words = ["family", str(one), str(two), "--corpus", str(corpus), "--tokens", "1024"]
+    words = ["family", str(one), str(two), "--corpus", str(corpus)]
     found = json.loads(run(*words, "--json"))
     for document, folder in zip(found, (one, two), strict=True):
         names = Names.load(folder, checkpoint_hash=open_checkpoint(folder).hash)
@@ -54,7 +56,7 @@ def test_checkpoints_stand_side_by_side(tmp_path: Path, tokenizer_path: Path, to
     for folder in (one, two):
         model = load(open_checkpoint(folder))
         context = model.config.context
-        ids = torch.from_numpy(token_stream([text(3, 1200)], tokenizer, limit=1024)[0])
+        ids = torch.from_numpy(token_stream([text(3, 1200)], tokenizer)[0])
         rows = []
         for start in range(0, len(ids) // context * context, context):
             piece = ids[start : start + context + 1]
@@ -67,7 +69,7 @@ def test_checkpoints_stand_side_by_side(tmp_path: Path, tokenizer_path: Path, to
     # The last window of a text has no token after it, here and there.
     assert measured["loss"] == pytest.approx(losses[1].mean(), abs=1e-5)
     assert measured["difference"] == pytest.approx(difference.mean(), abs=1e-5)
-    assert measured["difference_se"] == pytest.approx(difference.std(ddof=1) / len(difference) ** 0.5, abs=1e-5)
+    assert measured["difference_se"] == pytest.approx(mean_of_series(difference).se, abs=1e-5)
     assert found[0]["on_corpus"]["difference"] == 0.0
     shown = run(*words, "--layers").splitlines()
     assert shown[0].split() == ["one", "two"]
@@ -80,3 +82,16 @@ def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path, tokenizer_path:
         run("family", str(folder))
     with pytest.raises(LegibleError, match="There is no text at"):
         run("family", str(folder), "--corpus", str(tmp_path / "none.txt"))
+
+
+def test_fewer_tokens_are_windows_from_all_over_the_text() -> None:
+    ids = np.arange(10_007)
+    batches = list(windows(ids, 100, 1_000))
+    seen, following = (np.concatenate([getattr(batch, key) for batch in batches]) for key in ("ids", "targets"))
+    assert seen.shape == (10, 100)
+    assert (seen[0, 0], seen[-1, -1]) == (0, 9_999)
+    assert set(np.diff(seen[:, 0])) == {1_100}
+    assert (following == seen + 1).all()
+    every = list(windows(ids[:9_900], 100, None))
+    assert sum(batch.ids.size for batch in every) == 9_900
+    assert every[-1].targets[-1, -1] == -100
