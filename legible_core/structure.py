@@ -28,6 +28,7 @@ from legible_core.model.quantifiers import half_life
 from legible_core.model.transformer import Transformer
 from legible_core.naming.observe import Batch, Ints, batches, observe
 from legible_core.naming.promote import promotion
+from legible_core.naming.tables import remembering
 from legible_core.units import Unit
 
 # A unit whose variance leaves this much to neither operand alone is called two-operand.
@@ -80,12 +81,14 @@ class Memory:
 class Structure:
     """What a pass over `tokens` tokens found; loss in nats a token, on the same text.
 
-    memories: in order of the units. unmeasured: quantifiers with too few places where their membership is off.
+    half_lives: of every quantifier in tokens, read off the weights and so the same on any text. memories: in order of
+    the units. unmeasured: quantifiers with too few places where their membership is off.
     """
 
     tokens: int
     loss: float
     pairs: tuple[LayerPairs, ...]
+    half_lives: tuple[float, ...]
     memories: tuple[Memory, ...]
     unmeasured: int
 
@@ -99,6 +102,7 @@ class Structure:
             "tokens": self.tokens,
             "loss": self.loss,
             "pairs": [row.to_json() for row in self.pairs],
+            "half_lives": remembering(self.half_lives),
             "memories": [row.to_json() for row in self.memories],
             "unmeasured": self.unmeasured,
             "first": self.first,
@@ -197,7 +201,9 @@ def measure(model: Transformer, ids: Ints, *, batch: int = 8) -> Iterator[tuple[
     loss = float(np.nanmean(np.concatenate(losses)))
     found, unmeasured = _memories(model, memories, words, following[words]) if layout.n_quantifiers else ([], 0)
     rows = tuple(_layer(layer, pairs[layer]) for layer in layers) if layout.n_pairs else ()
-    yield done, Structure(done, loss, rows, tuple(found), unmeasured)
+    decays = [model.decay(layer).tolist() for layer in layers] if layout.n_quantifiers else []
+    half_lives = tuple(half_life(decay) for row in decays for decay in row)
+    yield done, Structure(done, loss, rows, half_lives, tuple(found), unmeasured)
 
 
 def _take_in(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -104,17 +103,19 @@ def lines(document: dict[str, Any]) -> Iterator[str]:
             f"  L{row['layer']:<5} {row['units']:>13}  {percent_text(row['constant']):>8}  "
             f"{percent_text(row['two_operand']):>18}  {strength:>10}"
         )
+    lives = document["half_lives"]
+    if lives is not None:
+        yield (
+            f"  {lives['quantifiers']} quantifiers, by their weights: median half-life {lives['median']:.2f} tokens, "
+            f"latches {percent_text(lives['latches'])}"
+        )
     memories = document["memories"]
     if not memories:
-        yield "  no quantifier could be measured"
+        yield "  no quantifier's memory could be measured"
         return
-    from legible_core.naming.tables import LATCH
-
-    half_lives = [row["half_life"] for row in memories]
-    latches = sum(x >= LATCH for x in half_lives) / len(half_lives)
     yield (
-        f"  {len(memories)} quantifiers measured, {document['unmeasured']} not (their memberships are hardly ever off, "
-        f"or never on); median half-life {median(half_lives):.2f} tokens, latches {percent_text(latches)}"
+        f"  memory measured of {len(memories)} of them, of {document['unmeasured']} not (their memberships are hardly "
+        "ever off, or never on)"
     )
     higher = sum(row["lift"] > 1 for row in memories) / len(memories)
     yield (

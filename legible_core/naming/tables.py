@@ -19,7 +19,7 @@ anything defined is left out. No such figure means anything without the quality 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -173,11 +173,15 @@ def memory(names: Names) -> dict[str, Any] | None:
     every = [x for part in found.values() for x in part]
     if not every:
         return None
-    return {
-        sort: {"quantifiers": len(part), "median": median(part), "latches": sum(x >= LATCH for x in part) / len(part)}
-        for sort, part in (("all", every), *found.items())
-        if part
-    }
+    return {sort: remembering(part) for sort, part in (("all", every), *found.items()) if part}
+
+
+def remembering(half_lives: Sequence[float]) -> dict[str, Any] | None:
+    """How many quantifiers, their median half-life in tokens and the share of latches; None without any."""
+    if not half_lives:
+        return None
+    latches = sum(x >= LATCH for x in half_lives) / len(half_lives)
+    return {"quantifiers": len(half_lives), "median": median(half_lives), "latches": latches}
 
 
 def decays(names: Names) -> dict[str, list[float]]:

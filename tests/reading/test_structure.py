@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from reading_folder import make_folder
 from typer.testing import CliRunner
 
 from app.cli import build
+from legible_core.checkpoint import load
 from legible_core.errors import LegibleError
+from legible_core.model.quantifiers import half_life
 from legible_core.model.transformer import Observed, Transformer
 from legible_core.structure import MemorySums, PairMoments, measure
 from tests.tiny_models import designs, random_ids, tiny_config, tiny_model
@@ -139,9 +142,14 @@ def test_the_command_prints_figures_and_refuses_in_one_sentence(
     result = CliRunner().invoke(build(), words)
     assert result.exit_code == 0, result.output
     assert "need both operands" in result.stdout
+    lives = [half_life(x) for layer in range(folder.config.n_layers) for x in load(folder).decay(layer).tolist()]
+    said = f"{len(lives)} quantifiers, by their weights: median half-life {median(lives):.2f} tokens, latches "
+    assert said in result.stdout
+    assert "median half-life" not in result.stdout.partition(said)[2], "none over the measured ones alone"
     (document,) = json.loads(CliRunner().invoke(build(), [*words, "--json"]).stdout)
     assert document["hash"] == folder.hash
     assert len(document["pairs"]) == folder.config.n_layers
+    assert document["half_lives"]["quantifiers"] == len(lives)
     missing = CliRunner().invoke(build(), ["structure", str(folder.path), "--corpus", str(tmp_path / "none")])
     assert isinstance(missing.exception, LegibleError)
     assert "There is no text at" in missing.exception.message
