@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from app.jobs import Job, WorkerInfo
 from app.pages.forms import form_of
 from app.pages.kept import EVERYWHERE
-from app.pages.view import clipped, twin
+from app.pages.view import clipped, parted, twin
 from app.pages.view import page as answer
 from app.services import Services, services
 from app.tables import MAX_INTEGER
@@ -28,7 +28,10 @@ Number = Annotated[int, Query(ge=1, le=MAX_INTEGER)]
 
 @dataclass(frozen=True, slots=True)
 class JobLine:
-    """A job as a person needs it; `reason` is why it failed."""
+    """A job as a person needs it; `reason` is why it failed.
+
+    `done` of `total` is how far it was when it last said so; None once it is done, as the last word comes before the end.
+    """
 
     id: int
     what: str
@@ -180,9 +183,10 @@ def _line(urls: Urls, job: Job, place: int | None) -> JobLine:
     left = elapsed * (1 - share) / share if job.state == "running" and share else None
     error = job.error or {}
     what, href = _subject(urls, job)
+    done, total = (None, None) if job.state == "done" else (job.done, job.total)
     return JobLine(
         id=job.id, what=what, href=href, state=job.state, stage=job.stage, place=place,
-        done=job.done, total=job.total, elapsed=elapsed, left=left, attempt=job.attempt, lost=job.lost,
+        done=done, total=total, elapsed=elapsed, left=left, attempt=job.attempt, lost=job.lost,
         reason=error.get("message"), hint=error.get("hint"), can_cancel=job.active and not job.cancel_requested,
         can_retry=job.state in ("failed", "cancelled"),
     )  # fmt: skip
@@ -207,7 +211,8 @@ def _subject(urls: Urls, job: Job) -> tuple[str, str | None]:
         return f"watch stream {payload['stream']} under “{payload['name']}”", href
     if job.kind == "pair":
         good, bad = str(payload["good"]), str(payload["bad"])
-        return f"pair “{clipped(good, 30)}”, “{clipped(bad, 30)}”", urls.pairs(slug, good=good, bad=bad)
+        shown, other = parted(good, bad, 30)
+        return f"pair “{shown}”, “{other}”", urls.pairs(slug, good=good, bad=bad)
     if job.kind in ("check", "necessity", "sufficiency", "path", "sources") and job.subject and isinstance(asked, dict):
         where = {name: asked.get(name) for name in ("position", "target", "contrast")}
         more = {name: payload[name] for name in ("first", "second", "operand") if name in payload}

@@ -217,6 +217,20 @@ def clipped(text: str, limit: int = 80) -> str:
     return words if len(words) <= limit else "…" + words[-limit:]
 
 
+def parted(one: str, other: str, limit: int) -> tuple[str, str]:
+    """Two texts on a line each, cut so that the place where they part is shown, a few words before it if it is late."""
+    one, other = clipped(one, 1 << 30), clipped(other, 1 << 30)
+    differing = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    same = next(differing, min(len(one), len(other)))
+    start = 0
+    if max(len(one), len(other)) > limit and same > limit // 2:
+        start = same - limit // 2
+        start = one.find(" ", start, same) + 1 or start
+    before = "…" if start else ""
+    shown = (before + part[start : start + limit] + "…" * (len(part) > start + limit) for part in (one, other))
+    return next(shown), next(shown)
+
+
 def _seen(character: str) -> str:
     if character in JOINERS or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co"):
         return character

@@ -291,6 +291,22 @@ def test_jobs_show_place_and_cancel(site: Site, monkeypatch: pytest.MonkeyPatch)
     assert "stopping" in site.client.get("/jobs").text
 
 
+def test_a_job_that_is_done_says_so_and_a_pair_shows_where_it_parts(site: Site) -> None:
+    start = "It was said of the keys to the cabinet that they "
+    queue = site.services.queue
+    asked = {"slug": SLUG, "good": f"{start}were lost.", "bad": f"{start}was lost."}
+    job = queue.claim("somebody", [queue.submit("pair", "p" * 64, asked).kind])
+    assert job is not None
+    queue.progress(job, stage="run", done=4, total=6)
+    assert "4 of 6" in site.client.get("/jobs").text
+    assert queue.finish(job, {})
+    page = " ".join(" ".join(parsed(site.client.get("/jobs").text).text).split())
+    assert "4 of 6" not in page
+    assert "pair “…that they were lost.”, “…that they was lost.” done" in page
+    (line,) = site.client.get("/jobs.json").json()["jobs"]
+    assert (line["state"], line["done"], line["total"]) == ("done", None, None)
+
+
 def test_the_jobs_page_shows_the_device_in_use(scanned: Checkpoint, tmp_path: Path) -> None:
     own = open_site(tmp_path / "data", scanned, device="auto")
     try:
