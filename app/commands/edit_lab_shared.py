@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -156,9 +157,13 @@ class Lab:
         return chosen
 
     def settings(self, **own: Any) -> dict[str, Any]:
-        """What is stored of the options: an experiment's own, the seed, and whether its pairs were named."""
+        """What is stored of the options: an experiment's own, the seed, and whether its pairs were named.
+
+        Where fewer random pairs could be drawn than were asked for, also how many were.
+        """
         named = {} if self.asked.a is None else {"named": True}
-        return {**own, "seed": self.asked.seed, **named}
+        asked = {"pairs_asked": self.asked.pairs} if not named and own.get("pairs", math.inf) < self.asked.pairs else {}
+        return {**own, **asked, "seed": self.asked.seed, **named}
 
 
 def open_lab(asked: Asked, *, native: bool = True) -> Lab:
@@ -221,6 +226,7 @@ def finish(lab: Lab, experiment: Experiment, save: Callable[[], Child] | None = 
     from app.commands.edit import saved_text
     from legible_core.editing.results import Results, text
 
+    experiment = with_missing(experiment)
     folder = lab.asked.out or lab.checkpoint.path
     path = Results.load(folder, lab.checkpoint.hash).put(experiment).save(folder)
     if not lab.asked.as_json:
@@ -231,6 +237,16 @@ def finish(lab: Lab, experiment: Experiment, save: Callable[[], Child] | None = 
         typer.echo(json.dumps({**experiment.to_json(), **saved}, ensure_ascii=False, allow_nan=False))
     elif child is not None:
         typer.echo(f"{child.words}\n{saved_text(child.saved, lab.checkpoint, child.edits)}")
+
+
+def with_missing(experiment: Experiment) -> Experiment:
+    """The experiment, and in words why it has fewer pairs than were asked for, where it has."""
+    from legible_core.editing.install import fewer_text
+
+    asked = experiment.settings.get("pairs_asked")
+    if asked is None:
+        return experiment
+    return replace(experiment, said=f"{experiment.said} {fewer_text(experiment.settings['pairs'], asked)}")
 
 
 def command_line() -> str:

@@ -107,7 +107,8 @@ class Bench:
     def pairs(self, count: int, seed: int) -> list[Pair]:
         """Random (A, B) of the table's candidates, A frequent enough in both texts and under 1 % of either.
 
-        Raises `LegibleError` when fewer than two tokens can be keys.
+        At most one pair for each token that can be A, so there may be fewer than `count` (`fewer_text`). Raises
+        `LegibleError` when fewer than two tokens can be keys.
         """
         generator = np.random.default_rng(seed)
         keys = [int(token) for token in self.native.tokens if self._key(int(token))]
@@ -148,6 +149,15 @@ class Bench:
         counts = self._counts(token)
         sizes = (self.calibration.tokens, self.text.tokens)
         return all(LEAST <= count <= MOST * size for count, size in zip(counts, sizes, strict=True))
+
+
+def fewer_text(drawn: int, asked: int) -> str:
+    """Why `Bench.pairs` gave fewer pairs than were asked for, in words."""
+    return (
+        f"{drawn} of the {asked} pairs asked for: no other token of the table can be A, which has to occur {LEAST} "
+        "times or more both where keys are measured and where edits are judged, and to be at most "
+        f"{100 * MOST:.0f} % of either; more --windows and --tokens give more."
+    )
 
 
 def install(

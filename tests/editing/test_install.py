@@ -240,5 +240,6 @@ def test_pairs_are_frequent_enough_but_not_too_frequent_and_bad_input_is_refused
     sparse = Bench(lab.model, text, text, measure_native(lab.model, rare))
     drawn = sparse.pairs(5, 0)
     assert len(drawn) == 5
+    assert len(sparse.pairs(50, 0)) == 10
     assert all(a < 10 and a != b for a, b in drawn)
     assert drawn == sparse.pairs(5, 0) != sparse.pairs(5, 1)

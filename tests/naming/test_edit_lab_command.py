@@ -12,11 +12,12 @@ from naming_samples import sample_config, sample_model, text
 from typer.testing import CliRunner
 
 from app.cli import build
+from app.commands.edit_lab_shared import Asked, Lab, with_missing
 from app.commands.read import find
 from legible_core.checkpoint import load, save
 from legible_core.editing import install
 from legible_core.editing.native import NativeTable
-from legible_core.editing.results import Results
+from legible_core.editing.results import Experiment, Results
 from legible_core.errors import Conflict, LegibleError
 from legible_core.lineage import lineage
 from legible_core.registry import Checkpoint
@@ -102,6 +103,24 @@ def test_an_installed_association_is_saved_as_a_child(
     with pytest.raises(LegibleError, match="counts as installed, so no child was saved"):
         run(*words, "--beta", 4, "--save", "weak")
     assert "0 of 2 pairs" in Results.load(tmp_path, checkpoint.hash).experiments["install"].said
+
+
+def test_fewer_pairs_than_asked_for_are_told_with_the_reason(checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
+    """A text in which few tokens can be A gives fewer pairs, which the stored result would hide."""
+
+    def made(pairs: int, a: list[str] | None = None) -> Experiment:
+        asked = Asked(model="S", corpus=Path("text.txt"), tokens=600, windows=8, pairs=6, a=a)
+        settings = Lab(asked, checkpoint, tokenizer, None, "here").settings(pairs=pairs)  # type: ignore[arg-type]
+        return with_missing(Experiment("rank-one", f"{pairs} random pairs.", "legible", settings, {}, ()))
+
+    fewer = made(4)
+    assert (fewer.settings["pairs"], fewer.settings["pairs_asked"]) == (4, 6)
+    assert fewer.said.startswith("4 random pairs. 4 of the 6 pairs asked for: no other token of the table can be A")
+    assert "occur 8 times or more" in fewer.said
+    assert "at most 1 % of either" in fewer.said
+    for whole in (made(6), made(1, a=[" he"])):
+        assert whole.said.endswith("random pairs.")
+        assert "pairs_asked" not in whole.settings
 
 
 def test_named_tokens_are_installed_everywhere_and_carried(
