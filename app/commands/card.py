@@ -6,6 +6,7 @@ of either is typed by hand. `--check` compares instead of writing, `--corpus` me
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,7 +48,7 @@ def card(
     from legible_core.folder import Card
 
     checkpoint = find(model)
-    names = _names(checkpoint) if corpus is None else _measured(checkpoint, corpus, device)
+    names = _names(checkpoint, model) if corpus is None else _measured(checkpoint, corpus, device)
     fields = {**figures(names), **card_fields(checkpoint.path, checkpoint.hash)}
     section = tables_text(names)
     if check:
@@ -181,16 +182,19 @@ def _plain(text: str) -> str:
     return text.replace("|", "\\|") if text.isprintable() else text.encode("unicode_escape").decode()
 
 
-def _names(checkpoint: Checkpoint) -> Names:
+def _names(checkpoint: Checkpoint, given: str) -> Names:
+    """The checkpoint's names; `given` is how it was asked for, a slug or a folder, which the next command takes too."""
     from legible_core.naming.names import Names
 
     names = Names.load(checkpoint.path, checkpoint_hash=checkpoint.hash)
     if names is None:
-        raise NotFound(f"{checkpoint.slug} has no names yet; run legible scan {checkpoint.slug} --corpus FILE first.")
+        raise NotFound(
+            f"{checkpoint.slug} has no names yet; run `legible scan {shlex.quote(given)} --corpus FILE` first."
+        )
     if names.meta["corpus"].get("sampled") is not None:
         raise LegibleError(
             f"The names of {checkpoint.slug} were made on its own text, which says nothing of its quality, so no card "
-            "is made of them; run legible scan with --corpus FILE first.",
+            f"is made of them; run `legible scan {shlex.quote(given)} --corpus FILE` first.",
             code="no_quality",
         )
     return names

@@ -181,6 +181,17 @@ def test_the_same_text_measured_anew_gives_the_same_card(
     assert "measured_tokens" in printed
 
 
+def test_a_folder_without_names_is_told_by_the_folder_that_was_given(
+    model: Transformer, tokenizer_path: Path, tmp_path: Path
+) -> None:
+    """A folder outside the registry has a slug that no command finds again."""
+    folder = tmp_path / "my runs" / "tiny"
+    save(folder, model, tokenizer_path, {}, "float32")
+    with pytest.raises(LegibleError) as refused:
+        _card(str(folder))
+    assert f"`legible scan '{folder}' --corpus FILE`" in refused.value.message
+
+
 def test_no_card_is_made_of_the_checkpoints_own_text(
     model: Transformer, tokenizer: Tokenizer, scanned: Checkpoint, ids: np.ndarray
 ) -> None:
