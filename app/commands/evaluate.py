@@ -60,9 +60,12 @@ def evaluate(
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Forget the scores that are kept and ask again.")] = False,
     replace_shipped: Replace = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    paradigms: Annotated[
+        bool, typer.Option("--paradigms", help="Print every paradigm too; without, all, fields and terms.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON, paradigms included.")] = False,
 ) -> None:
-    """Print accuracy ± standard error, by field and by paradigm for BLiMP, chance and the twin beside it.
+    """Print accuracy ± standard error, by field and by term for BLiMP, chance and the twin beside it.
 
     Every item's scores are kept as they come: Ctrl-C stops after the batch in hand, and the same command goes on.
     """
@@ -96,7 +99,7 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(document(checkpoint, results, other, theirs), ensure_ascii=False, allow_nan=False))
     else:
-        typer.echo(report(checkpoint, results, other, theirs))
+        typer.echo(report(checkpoint, results, other, theirs, paradigms))
         typer.echo(
             f"written to {target}" if target is not None else "not stored: --limit asks only a part of the items"
         )

@@ -234,8 +234,12 @@ def report(
     results: dict[str, TaskResult],
     twin: Checkpoint | None = None,
     theirs: dict[str, TaskResult] | None = None,
+    paradigms: bool = False,
 ) -> str:
-    """The results for a terminal: a line a row, the twin and the paired difference beside it where there is one."""
+    """The results for a terminal: a line a row, the twin and the paired difference beside it where there is one.
+
+    paradigms: with the parts of a task, each on a line under its term; without, a line says how many there are.
+    """
     theirs = theirs or {}
     lines = []
     for name, task in results.items():
@@ -243,7 +247,7 @@ def report(
         lines += ["", f"{shown.title}: {shown.said}"]
         head = ["", "items", checkpoint.slug, *([twin.slug, "difference"] if twin is not None else []), "chance"]
         body = []
-        for row in (*shown.rows, *shown.parts):
+        for row in (*shown.rows, *(shown.parts if paradigms else ())):
             title = (
                 row.figure if row.level == "all" else {"field": "", "term": "  ", "part": "    "}[row.level] + row.name
             )
@@ -253,4 +257,6 @@ def report(
         for line in (head, *body):
             cells = [line[0].ljust(width[0])] + [c.rjust(w) for c, w in zip(line[1:], width[1:], strict=True)]
             lines.append("  ".join(cells).rstrip())
+        if shown.parts and not paradigms:
+            lines.append(f"{len(shown.parts)} paradigms are pooled here; --paradigms shows each of them.")
     return "\n".join([*lines, "", POOLED]).lstrip("\n")

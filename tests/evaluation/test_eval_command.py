@@ -63,7 +63,8 @@ def test_results_are_stored_with_the_checkpoint(checkpoint, data, data_dir):
     assert f"{estimate.value:.4f} ± {estimate.se:.4f}" in result.stdout
     assert "BLiMP: 6 items in 2 paradigms; local files; float32 on cpu" in result.stdout
     assert "npi licensing" in result.stdout
-    assert "plural dogs" in result.stdout
+    assert "plural dogs" not in result.stdout
+    assert "2 paradigms are pooled here; --paradigms shows each of them." in result.stdout
     assert "0.5000" in result.stdout
     assert "the k paradigms" in result.stdout
     assert open_checkpoint(checkpoint.path).hash == checkpoint.hash
@@ -76,7 +77,8 @@ def test_another_task_joins_the_stored_ones_and_asking_again_changes_nothing(che
     run(checkpoint.path, "--data", data, "--tasks", "lambada")
     first = Evaluation.load(checkpoint.path, checkpoint.hash)
     assert sorted(first.tasks) == ["blimp", "lambada"]
-    again = run(checkpoint.path, "--data", data, "--tasks", "blimp")
+    again = run(checkpoint.path, "--data", data, "--tasks", "blimp", "--paradigms")
+    assert "plural dogs" in again.stdout
     assert "6 items are there already" in again.stderr
     second = Evaluation.load(checkpoint.path, checkpoint.hash)
     assert second.tasks["blimp"].estimate("acc") == first.tasks["blimp"].estimate("acc")
