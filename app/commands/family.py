@@ -106,7 +106,7 @@ def paired(checkpoints: list[Checkpoint], corpus: Path, tokens: int | None, devi
     """Loss of each checkpoint on the same windows, and its difference from the first one's, with standard errors.
 
     Windows are of one context, all of the text's or about `tokens` tokens of it, evenly spread. The windows of one book
-    resemble each other, so the errors are those of a series (`statistics.mean_of_series`). Raises `LegibleError`
+    are alike, so the errors are those of a series of documents (`statistics.mean_of_series`). Raises `LegibleError`
     where tokenizers or contexts differ: the losses would not be of the same tokens.
     """
     import numpy as np
@@ -128,18 +128,21 @@ def paired(checkpoints: list[Checkpoint], corpus: Path, tokens: int | None, devi
                 "their windows differ; leave --corpus away.",
                 code="other_context",
             )
-    ids, _, name = corpus_ids(first, corpus, None, None)
-    batches = list(windows(ids, first.config.context, tokens))
+    ids, end, name = corpus_ids(first, corpus, None, None)
+    starts, length = windows(len(ids), first.config.context, tokens)
+    batches = list(batched(ids, starts, length))
+    # A window is of the document that its middle is of.
+    documents = None if end is None else np.searchsorted(np.flatnonzero(ids == end), starts + length // 2)
     found: list[dict[str, Any]] = []
     base: np.ndarray | None = None
     for checkpoint in checkpoints:
         losses = np.array(list(_losses(checkpoint, batches, device)))
         base = losses if base is None else base
-        loss, difference = mean_of_series(losses), mean_of_series(losses - base)
+        loss, difference = mean_of_series(losses, documents), mean_of_series(losses - base, documents)
         found.append(
             {
                 "corpus": name,
-                "tokens": sum(batch.ids.size for batch in batches),
+                "tokens": len(starts) * length,
                 "loss": loss.value,
                 "loss_se": loss.se,
                 "difference": difference.value,
@@ -149,22 +152,30 @@ def paired(checkpoints: list[Checkpoint], corpus: Path, tokens: int | None, devi
     return found
 
 
-def windows(ids: Any, context: int, tokens: int | None, size: int = 4) -> Iterator[Batch]:
-    """The windows of a text that losses are taken on, `size` at a time: all, or about `tokens` tokens' evenly spread.
+def windows(count: int, context: int, tokens: int | None) -> tuple[np.ndarray, int]:
+    """Where the windows that losses are taken on begin in a text of `count` tokens, and their length, the context.
 
-    A window's last token is judged by the token that follows it in the text, whichever windows are taken. A text
-    shorter than one context is one window.
+    All windows, or about `tokens` tokens' evenly spread. A text shorter than one context is one window.
+    """
+    import numpy as np
+
+    length = min(context, count)
+    available = count // length
+    wanted = available if tokens is None else min(available, max(1, tokens // length))
+    return np.linspace(0, available - 1, wanted).astype(np.int64) * length, length
+
+
+def batched(ids: np.ndarray, starts: np.ndarray, length: int, size: int = 4) -> Iterator[Batch]:
+    """The windows that begin at `starts`, `size` at a time.
+
+    A window's last token is judged by the token that follows it in the text, whichever windows are taken.
     """
     import numpy as np
 
     from legible_core.naming.observe import Batch
 
     following = np.concatenate([ids[1:], [-100]])
-    length = min(context, len(ids))
-    available = len(ids) // length
-    wanted = available if tokens is None else min(available, max(1, tokens // length))
-    starts = np.linspace(0, available - 1, wanted).astype(np.int64) * length
-    for first in range(0, wanted, size):
+    for first in range(0, len(starts), size):
         places = starts[first : first + size, None] + np.arange(length)
         yield Batch(ids[places], following[places])
 

@@ -178,3 +178,21 @@ def test_error_of_a_series_allows_for_neighbours_that_are_alike() -> None:
     short = alike[0][:31]
     assert mean_of_series(short) == mean(short)
     assert mean_of_series([1.0]).se is None
+
+
+def test_error_of_a_series_is_that_of_its_documents_where_they_differ() -> None:
+    """Six books of 128 windows, each with a difference of its own: blocks are too short to see all of it."""
+    generator = np.random.default_rng(1)
+    books = np.repeat(np.arange(6), 128)
+
+    def drawn() -> np.ndarray:
+        return generator.normal(0, 1, 6)[books] + generator.normal(0, 1, len(books))
+
+    series = [drawn() for _ in range(200)]
+    truth = float(np.std([one.mean() for one in series]))
+    blocks = np.median([mean_of_series(one).se for one in series])
+    told = np.median([mean_of_series(one, books).se for one in series])
+    assert blocks < 0.75 * truth
+    assert 0.8 * truth < told < 1.2 * truth
+    few = books.clip(max=3)
+    assert mean_of_series(series[0], few) == mean_of_series(series[0])

@@ -12,7 +12,7 @@ from naming_samples import sample_config, sample_model, text
 from typer.testing import CliRunner
 
 from app.cli import build
-from app.commands.family import windows
+from app.commands.family import batched, windows
 from legible_core.checkpoint import load, save
 from legible_core.errors import LegibleError
 from legible_core.evaluation.statistics import mean_of_series
@@ -86,12 +86,13 @@ def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path, tokenizer_path:
 
 def test_fewer_tokens_are_windows_from_all_over_the_text() -> None:
     ids = np.arange(10_007)
-    batches = list(windows(ids, 100, 1_000))
+    starts, length = windows(len(ids), 100, 1_000)
+    batches = list(batched(ids, starts, length))
     seen, following = (np.concatenate([getattr(batch, key) for batch in batches]) for key in ("ids", "targets"))
     assert seen.shape == (10, 100)
     assert (seen[0, 0], seen[-1, -1]) == (0, 9_999)
     assert set(np.diff(seen[:, 0])) == {1_100}
     assert (following == seen + 1).all()
-    every = list(windows(ids[:9_900], 100, None))
-    assert sum(batch.ids.size for batch in every) == 9_900
-    assert every[-1].targets[-1, -1] == -100
+    starts, length = windows(9_900, 100, None)
+    assert (starts == np.arange(99) * 100).all()
+    assert list(batched(ids[:9_900], starts, length))[-1].targets[-1, -1] == -100
