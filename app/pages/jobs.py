@@ -30,7 +30,7 @@ Number = Annotated[int, Query(ge=1, le=MAX_INTEGER)]
 class JobLine:
     """A job as a person needs it; `reason` is why it failed.
 
-    `done` of `total` is how far it was when it last said so; None once it is done, as the last word comes before the end.
+    `done` of `total` is how far it was when it last said so; None once it is done, since that was before the end.
     """
 
     id: int

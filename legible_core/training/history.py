@@ -231,7 +231,7 @@ class History:
     def _take_held_out(self, line: dict[str, Any]) -> None:
         number, tokens = line.get("number"), line.get("tokens")
         loss, se = _number(line.get("loss")), _number(line.get("se"))
-        if is_whole(number) and is_whole(tokens) and math.isfinite(loss) and math.isfinite(se):
+        if type(number) is int and type(tokens) is int and math.isfinite(loss) and math.isfinite(se):
             self.held_out = HeldOut(number, loss, se, tokens)
 
     def _forget_held_out(self) -> None:
