@@ -263,9 +263,10 @@ class Describer:
         """An operand or channel with its value here and, where a scan named it, what it detects."""
         label: LabelInfo | None = None
         detect: tuple[DetectToken, ...] = ()
+        on: float | None = None
         if self.names is not None and is_operand(self.config, id):
             name = self.names.operand(id, shown=DETECT_TOKENS)
-            label = label_info(name.label, name.agreement)
+            label, on = label_info(name.label, name.agreement), name.on
             detect = tuple(
                 DetectToken(id=t.id, display=t.display, lift=t.lift, count=t.count, share=t.share)
                 for t in name.detect
@@ -273,7 +274,7 @@ class Describer:
             )
         elif isinstance(id, Channel):
             label = self.label(id)
-        return OperandValue(id=str(id), value=value, term=term, label=label, detect=detect)
+        return OperandValue(id=str(id), value=value, term=term, label=label, detect=detect, on=on)
 
     def label(self, id: Unit | Channel) -> LabelInfo | None:
         """Label of a component's promote side; None without names, and for linear channels, which have none."""

@@ -97,13 +97,17 @@ class DetectToken(_Part):
 
 
 class OperandValue(_Part):
-    """An operand (or a head's channel) at the read position; `term` is the part of the sum it alone writes, if any."""
+    """An operand (or a head's channel) at the read position; `term` is the part of the sum it alone writes, if any.
+
+    on: the share of the scanned tokens at which the operand is ON; None without a scan and for what is no operand.
+    """
 
     id: str
     value: float
     term: float | None = None
     label: LabelInfo | None = None
     detect: tuple[DetectToken, ...] = ()
+    on: float | None = None
 
 
 class Promoted(_Part):

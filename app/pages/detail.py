@@ -12,7 +12,7 @@ from app.pages.formula import Piece, formula
 from app.pages.limits import with_limits
 from app.pages.named import channel_piece, names_of, pair_piece
 from app.pages.panel import KIND_NAMES, Gathering, Look, Panel, PanelOperand, Why, component_panel, promoted
-from app.pages.reading_view import Chosen, contributor_formula, guessed
+from app.pages.reading_view import Chosen, contributor_formula, guessed, with_shares
 from app.services import Services
 from app.urls import Urls
 from legible_core.errors import LegibleError, NotFound
@@ -62,6 +62,9 @@ def panel_for(
     def why_here(operand: str) -> str:
         return why(operand, summary.position)
 
+    def measured(of: Contributor) -> Contributor:
+        return with_shares(of, None if checkpoint is None else names_of(checkpoint)[0])
+
     def bounded(panel: Panel, of: Contributor) -> Panel:
         return with_limits(panel, of, summary, None if checkpoint is None else checkpoint.config, urls, slug)
 
@@ -70,12 +73,13 @@ def panel_for(
         strongest = next((c for c in units if c.kind in BOUNDED), units[0] if units else None)
         if strongest is None:
             return PanelChoice(None)
-        return PanelChoice(bounded(component_panel(strongest, urls.unit(slug, strongest.id), why=why_here), strongest))
+        panel = component_panel(measured(strongest), urls.unit(slug, strongest.id), why=why_here)
+        return PanelChoice(bounded(panel, strongest))
     component = check_component(chosen.component, summary)
     href = urls.head(slug, component) if isinstance(component, Head) else urls.unit(slug, component)
     known = top.get(str(component))
     if known is not None and isinstance(component, Unit):
-        return PanelChoice(bounded(component_panel(known, href, why=why_here), known))
+        return PanelChoice(bounded(component_panel(measured(known), href, why=why_here), known))
     base = _base(reading, component, known, href, checkpoint)
     if checkpoint is None:
         message = "Its checkpoint is not here any more, so only what the reading holds is shown."
@@ -88,7 +92,7 @@ def panel_for(
     if job.state == "done" and job.result is not None:
         if job.result["kind"] != "head":
             found = Contributor.model_validate(job.result)
-            return PanelChoice(bounded(component_panel(found, href, why=why_here), found))
+            return PanelChoice(bounded(component_panel(measured(found), href, why=why_here), found))
         displays = [token.display for token in summary.tokens]
         panel = head_panel(job.result, href, displays, names_of(checkpoint)[0], why)
         return PanelChoice(panel, tuple(attention_levels([float(weight) for weight in job.result["pattern"]])))

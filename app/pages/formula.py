@@ -9,18 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from legible_core.naming.records import mostly_on
 from legible_core.units import GLYPHS, PLAIN_NAMES
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A word of a formula. `evidence` is what hovering or focusing says; `operator` pieces are glyphs and arrows."""
+    """A word of a formula. `evidence` is what hovering or focusing says; `operator` pieces are glyphs and arrows.
+
+    note: what must be seen beside the word, so that it claims no more than it may: `nearly always ON, 93 %`.
+    """
 
     text: str
     measured: bool = False
     evidence: str | None = None
     operator: bool = False
     token: bool = False
+    note: str | None = None
 
 
 # What stands before the name of a part of an ordinary model.
@@ -55,17 +60,23 @@ def formula(
 
 def plain(pieces: Sequence[Piece]) -> str:
     """The formula as text, for titles, CSV and tables that name nothing else."""
-    return " ".join(piece.text for piece in pieces)
+    return " ".join(piece.text + (f" ({piece.note})" if piece.note else "") for piece in pieces)
 
 
 def operand_piece(operand: Any) -> Piece:
     """The name of an operand: its label, else its leading tokens in quotes, else its id."""
-    label, detect = operand.label, operand.detect
+    label, detect, note = operand.label, operand.detect, note_of(operand)
     if label is not None:
-        return Piece(label.text, measured=True, evidence=evidence(operand))
+        return Piece(label.text, measured=True, evidence=evidence(operand), note=note)
     if detect:
-        return Piece(quoted(detect[:3]), measured=True, evidence=evidence(operand), token=True)
+        return Piece(quoted(detect[:3]), measured=True, evidence=evidence(operand), token=True, note=note)
     return Piece(operand.id, token=True, evidence=None)
+
+
+def note_of(operand: Any) -> str | None:
+    """That an operand is ON at most tokens, where it is: its leading tokens are then not what it detects."""
+    label = operand.label
+    return mostly_on(getattr(operand, "on", None), constant=label is not None and label.kind == "state")
 
 
 def active_piece(values: Any) -> Piece:
@@ -103,6 +114,9 @@ def evidence(operand: Any) -> str:
         parts.append(f"q = {label.q:.1g}" + (f" over {label.n} tokens" if label.n is not None else ""))
     if agreement is not None:
         parts.append(f"agreement {agreement:.2f} on unseen text")
+    note = note_of(operand)
+    if note is not None:
+        parts.append(f"{note} of all tokens: no detector of those of its list")
     if operand.detect:
         listed = ", ".join(f"{d.display} (lift {d.lift:.1f}, n {d.count})" for d in operand.detect[:5])
         parts.append(f"ON at {listed}")

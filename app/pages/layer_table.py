@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 from app.pages.formula import GUESS, Piece, tokens
 from app.pages.named import Row
 from legible_core.config import ModelConfig
+from legible_core.legibility import Legibility
 from legible_core.naming.columns import Columns, columns
 from legible_core.naming.names import Names
+from legible_core.naming.records import mostly_on
 from legible_core.units import GLYPHS, KINDS, PLAIN_NAMES, Unit
 
 Sort: TypeAlias = Literal["unit", "crisp", "on", "kind", "label", "agreement", "half_life", "mean", "most", "above"]
@@ -188,7 +190,15 @@ def _formula(table: Columns, place: int) -> tuple[Piece, ...]:
     """The formula without its evidence, which the unit's page gives."""
     of, operands, kind = table.components, table.operands, table.components.kind[place]
     a, b = int(of.a[place]), int(of.b[place])
-    read = [Piece(operands.shown[i], measured=operands.shown[i] != operands.ids[i]) for i in (a, b) if i >= 0]
+    read = [
+        Piece(
+            operands.shown[i],
+            measured=operands.shown[i] != operands.ids[i],
+            note=mostly_on(float(operands.on[i]), constant=operands.cls[i] == Legibility.CONSTANT),
+        )
+        for i in (a, b)
+        if i >= 0
+    ]
     glyph = Piece(GLYPHS[kind], operator=True)
     if len(read) == 2:
         found = (read[0], glyph, read[1])

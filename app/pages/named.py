@@ -103,6 +103,16 @@ def operands_of(names: Names, component: ComponentName, shown: int = 24) -> tupl
     return tuple(names.operand(parse(operand), shown) for operand in component.operands)
 
 
+def notes_of(checkpoint: Checkpoint, component: str) -> tuple[str | None, ...]:
+    """What must be seen beside the names of a component's operands: that one is ON at most tokens; () without names."""
+    names, _ = names_of(checkpoint)
+    found = parse(component)
+    name = component_of(names, found) if isinstance(found, Unit | Channel) else None
+    if names is None or name is None or names.plain is not None:
+        return ()
+    return tuple(operand.mostly_on for operand in operands_of(names, name, 0))
+
+
 def pieces_of(names: Names, component: ComponentName, shown: int = 5) -> tuple[Piece, ...]:
     """A component's formula with the evidence of each piece; an ordinary unit's name, marked as a guess."""
     if names.plain is not None:
@@ -155,8 +165,12 @@ def operand_word(names: Names | None, operand: Component) -> Piece | None:
 
 def _short_label(operand: OperandName) -> str:
     if operand.label is not None and operand.label.kind != "tokens":
-        return operand.label.text
-    return f"“{operand.detect[0].display}”" if operand.detect else operand.id.rpartition(".h")[2].partition(".")[2]
+        word = operand.label.text
+    elif operand.detect:
+        word = f"“{operand.detect[0].display}”"
+    else:
+        return operand.id.rpartition(".h")[2].partition(".")[2]
+    return f"{word} ({operand.mostly_on})" if operand.mostly_on else word
 
 
 def _row(names: Names, component: ComponentName, index: int) -> Row:

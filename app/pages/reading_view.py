@@ -29,9 +29,9 @@ from app.urls import Urls
 from legible_core.config import ModelConfig
 from legible_core.interventions import Edit
 from legible_core.interventions_text import edit_text
-from legible_core.naming.names import Names
+from legible_core.naming.names import Names, operand_within
 from legible_core.reading import ORDINARY, Contributor, Summary, Token
-from legible_core.units import GLYPHS
+from legible_core.units import GLYPHS, parse
 
 if TYPE_CHECKING:
     from app.pages.causal import Checks
@@ -313,6 +313,7 @@ def contributor_formula(c: Contributor, names: Names | None = None, guess: bool 
     guess: the model is an ordinary one, whose parts no construction makes mean what their names say.
     """
     pieces: list[Piece] = [GUESS] if guess else []
+    c = with_shares(c, names)
     if c.kind != "head":
         return (*pieces, *formula(c.kind, c.operands, c.promotes, c.label, c.half_life))
     if c.operands:
@@ -322,6 +323,18 @@ def contributor_formula(c: Contributor, names: Names | None = None, guess: bool 
     else:
         pieces.append(Piece("attention head"))
     return (*pieces, *formula("", (), c.promotes, c.label)[1:])
+
+
+def with_shares(c: Contributor, names: Names | None) -> Contributor:
+    """The contributor, its operands with their ON shares also where the reading was stored without them."""
+    if names is None or names.plain is not None or all(o.on is not None for o in c.operands):
+        return c
+    operands = (
+        o if operand_within(names.config, parse(o.id)) is None
+        else o.model_copy(update={"on": names.operand(parse(o.id), 0).on})
+        for o in c.operands
+    )
+    return c.model_copy(update={"operands": tuple(operands)})
 
 
 def command_line(slug: str, text: str, summary: Summary) -> str | None:

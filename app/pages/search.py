@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from app.indexing import Pending, Searchable, look
 from app.names_index import NamesIndex
 from app.pages.formula import GUESS, Piece, tokens
 from app.pages.kept import asked, kept
+from app.pages.named import notes_of
 from app.pages.parts import is_embed
 from app.pages.people import Said, said
 from app.pages.view import clipped, html, page, twin
@@ -25,6 +27,8 @@ from app.services import Services, services
 from app.services import services as services_of
 from app.urls import Urls, urls_for
 from legible_core.errors import LegibleError, NotFound
+from legible_core.legibility import Legibility
+from legible_core.naming.records import mostly_on
 from legible_core.registry import Checkpoint
 from legible_core.units import BOUNDED, GLYPHS, PLAIN_NAMES, Channel, Head, Unit, parse
 
@@ -295,23 +299,30 @@ def _hit(urls: Urls, row: ComponentHit | OperandHit, checkpoint: Checkpoint) -> 
         (match.token, match.rank, match.weight, match.rare, match.hits) if match else (None, None, None, False, None)
     )
     if isinstance(row, OperandHit):
-        named = Piece(row.shown, measured=row.shown != row.operand)
+        # An ordinary unit's share is of tokens on which it is above 0, and it has no class.
+        note = mostly_on(row.on, constant=row.cls == Legibility.CONSTANT) if row.cls else None
+        named = Piece(row.shown, measured=row.shown != row.operand, note=note)
         href = _address(urls, slug, row.page)
         # An ordinary unit stands among the operands as its own, and has no class.
         return Hit(slug, row.operand, href, "", "operand", (named,), row.cls or None, row.agreement, None, *found)
+    notes = () if row.a is None else notes_of(checkpoint, row.component)
     return Hit(
-        slug, row.component, _address(urls, slug, row.component), GLYPHS.get(row.kind, ""), row.kind, pieces(row),
-        row.cls, row.agreement, row.half_life, *found,
+        slug, row.component, _address(urls, slug, row.component), GLYPHS.get(row.kind, ""), row.kind,
+        pieces(row, notes), row.cls, row.agreement, row.half_life, *found,
     )  # fmt: skip
 
 
-def pieces(row: ComponentHit) -> tuple[Piece, ...]:
-    """The formula of a component: what was measured is italic, what was read off the weights upright."""
+def pieces(row: ComponentHit, notes: Sequence[str | None] = ()) -> tuple[Piece, ...]:
+    """The formula of a component: what was measured is italic, what was read off the weights upright.
+
+    notes: of its operands, in their order, what must be seen beside their names.
+    """
     glyph = Piece(GLYPHS.get(row.kind, ""), operator=True)
-    a = Piece(row.a or "?", measured=True)
+    of_a, of_b = (*notes, None, None)[:2]
+    a = Piece(row.a or "?", measured=True, note=of_a)
     found: tuple[Piece, ...]
     if row.kind in ("intersection", "difference"):
-        found = (a, glyph, Piece(row.b or "?", measured=True))
+        found = (a, glyph, Piece(row.b or "?", measured=True, note=of_b))
     elif row.kind in ("existential", "proportion"):
         found = (glyph, a) if row.half_life is None else (glyph, a, Piece(f"({tokens(row.half_life)})"))
     elif row.a is not None and row.kind in PLAIN_NAMES and row.kind not in BOUNDED:

@@ -12,6 +12,8 @@ from legible_core.units import GLYPHS
 UNNAMED = "?"
 # What stands before the name of a part of an ordinary model.
 GUESS = "≈"
+# ON at more of the tokens than this, an operand is no detector of what its list holds (docs/names.md).
+MOSTLY, NEARLY_ALWAYS = 0.5, 0.9
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,13 @@ class OperandName:
     cls: Legibility
     histogram: tuple[float, ...]
 
+    @property
+    def mostly_on(self) -> str | None:
+        """What stands beside the name of an operand that is ON at more than half of the tokens, else None."""
+        return mostly_on(self.on, constant=self.cls == Legibility.CONSTANT)
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"mostly_on": self.mostly_on}
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,18 @@ class ComponentName:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def mostly_on(on: float | None, *, constant: bool = False) -> str | None:
+    """`mostly ON, 62 %` of a share over ½ and `nearly always ON, 93 %` of one over 0.9; None of others.
+
+    None too of a `constant` operand, which claims no tokens: its name is `always`, `never` or a level. A share under 1
+    is never rounded up to it.
+    """
+    if on is None or constant or not on > MOSTLY:
+        return None
+    words = "nearly always" if on > NEARLY_ALWAYS else "mostly"
+    return f"{words} ON, {min(round(100 * on), 99) if on < 1 else 100} %"
 
 
 def formula_of(kind: str, operands: tuple[Label | None, ...], half_life: float | None, promotes: Label | None) -> str:

@@ -22,7 +22,7 @@ from app.urls import Urls
 from benchmarks import synthetic
 from legible_core.naming.names import Names
 from legible_core.registry import Checkpoint
-from legible_core.units import Unit
+from legible_core.units import Unit, parse
 
 LAYERS = synthetic.config_of(2, 84, 6, vocabulary=300)
 
@@ -92,6 +92,16 @@ def test_a_bare_word_is_looked_for_in_labels_and_tokens(searched: Site) -> None:
             assert whole.status_code == 200
             assert whole.text.count("<tr>") > len(group["rows"])
     assert [label["name"] for label in ask(searched, "valence")["labels"]]
+
+
+def test_names_of_operands_that_are_mostly_on_say_so(searched: Site) -> None:
+    names = Names.load(searched.checkpoint.path)
+    assert names is not None
+    unit = next(u for u in names.units(0) if any(names.operand(parse(o)).mostly_on for o in u.operands))
+    for id, given in ((unit.id, unit.operands), *((o, (o,)) for o in unit.operands)):
+        said = {names.operand(parse(o)).mostly_on for o in given} - {None}
+        (row,) = [row for group in ask(searched, f"{id} model:tiny")["groups"] for row in group["rows"]]
+        assert {piece["note"] for piece in row["formula"]} - {None} == said
 
 
 def test_pages_follow_each_other_without_gap_or_repetition(searched: Site) -> None:
