@@ -34,6 +34,22 @@ def signed(value: float, digits: int = 2) -> str:
     return f"{0:.{digits}f}" if float(text) == 0 else text.replace("-", "−")
 
 
+def places(value: float, digits: int = 2, figures: int = 2) -> int:
+    """How many decimals show a value's first `figures` figures: `digits` at least, eight at most."""
+    if not value or not math.isfinite(value):
+        return digits
+    return min(8, max(digits, figures - 1 - math.floor(math.log10(abs(value)))))
+
+
+def telling(value: float, digits: int = 2) -> str:
+    """As `signed`, with as many decimals as two figures need: the sign of what is not zero is always seen.
+
+    What eight decimals would not show is written as a power of ten: −3e-9.
+    """
+    text = signed(value, places(value, digits))
+    return text if not value or text[0] in "+−" else f"{value:+.0e}".replace("e-0", "e-").replace("-", "−", value < 0)
+
+
 def level(value: float, scale: float) -> str:
     """The colour class of a term: z0, or p1..p4 (up), n1..n4 (down), in quarters of `scale`."""
     share = abs(value) / scale if scale > 0 else 0.0

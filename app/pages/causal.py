@@ -18,7 +18,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.figures import signed
+from app.figures import telling
 from app.jobs import Job
 from app.pages.asking import Prompt, find_prompt
 from app.pages.detail import state_of
@@ -344,7 +344,7 @@ def _cell(row: dict[str, Any]) -> Cell:
     for removal in row["removals"]:
         side = "" if removal["operand"] is None else f"{removal['operand']} "
         said.append(
-            f"{side}{METHODS[removal['method']]}: {signed(removal['total'])}, direct {signed(removal['direct'])}"
+            f"{side}{METHODS[removal['method']]}: {telling(removal['total'])}, direct {telling(removal['direct'])}"
         )
     then = f"then {row['after']['prediction']['display']} is predicted, this target is rank {row['after']['rank']}"
     marks = [FLAGS[flag] for flag in row["flags"]]

@@ -21,7 +21,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from pydantic import BaseModel
 
-from app.figures import signed
+from app.figures import places, signed, telling
 from app.pages.formula import tokens
 from app.pages.parts import Parts
 from app.pages.snippet import snippet
@@ -57,8 +57,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        signed=signed, percent=percent, short=short, exponent=exponent, seconds=seconds, bytes=size, count=count,
-        half_life=tokens, attribute=attribute,
+        signed=signed, telling=telling, places=places, percent=percent, short=short, exponent=exponent,
+        seconds=seconds, bytes=size, count=count, half_life=tokens, attribute=attribute,
         json_block=json_block, chance=chance, pretty=pretty, ticked=ticked,
     )  # fmt: skip
     made.globals.update(GLYPHS=GLYPHS, term=term, iframe=iframe)
@@ -141,8 +141,10 @@ def percent(value: float | None, digits: int = 0) -> str:
 
 
 def chance(value: float) -> str:
-    """A probability: 0.83, or 4e-04 where two decimals would say nothing."""
-    return f"{value:.2f}" if value >= 0.005 else f"{value:.0e}"
+    """A probability: 0.83; a small one with three figures, 0.0632, 0.00412; 4e-04 where that would be many zeros."""
+    if value >= 0.0995:
+        return f"{value:.2f}"
+    return f"{value:#.3g}" if value >= 0.001 else f"{value:.0e}" if value else "0"
 
 
 def short(value: float | None, digits: int = 2) -> str:

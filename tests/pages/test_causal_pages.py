@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from page_samples import SLUG, Site, parsed, title
 
+from app.figures import signed, telling
+
 PROMPT = "it was the age of wisdom it was the"
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "causal.md").read_text(encoding="utf-8")
 
@@ -72,7 +74,7 @@ def test_the_column_is_asked_for_made_once_and_then_stays(site: Site, address: s
     _, data = done(site, causal(address))
     text = "".join(parsed(page).text)
     for row in data["checks"][:5]:
-        said = f"{row['total']:+.2f}".replace("-", "−")
+        said = signed(row["total"]) if row["agrees"] else telling(row["total"])
         assert f"{said} {'✓' if row['agrees'] else '⚠'}" in text
     assert len(site.services.queue.about(address.partition("?")[0].rpartition("/")[2], "check")) == 1
     assert "No band was measured" in page

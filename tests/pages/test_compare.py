@@ -12,6 +12,7 @@ from urllib.parse import quote
 import pytest
 from page_samples import HOSTILE, Site, links, make_checkpoint, open_site, parsed
 
+from app.figures import telling
 from legible_core.config import FeedForward
 from legible_core.registry import Checkpoint
 
@@ -76,6 +77,9 @@ def test_two_prompts_on_one_checkpoint_differ_by_what_the_components_say(shared:
         assert found[f"L{layer}.u7"]["left"] == pytest.approx(row[7], abs=1e-7)
     page = shared.client.get(compared(left, right)).text
     assert data["components"][0]["id"] in visible(page)
+    changes = page[page.index("Components by the size of their change") :].partition("</table>")[0]
+    for row in data["components"][:30]:
+        assert (f">{telling(row['difference'])}<" in changes) == bool(row["difference"])
     assert 'class="t changed' in page
     for link in links(page):
         if link.startswith("/models/") and "component=" in link:

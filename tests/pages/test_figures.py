@@ -19,8 +19,10 @@ from app.figures import (
     histogram,
     level,
     signed,
+    telling,
     unit_strips,
 )
+from app.pages.view import chance, environment
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -45,6 +47,25 @@ def test_signed() -> None:
     assert signed(2.138) == "+2.14"
     assert signed(-0.5, 1) == "−0.5"
     assert signed(-0.001) == "0.00"
+
+
+def test_a_difference_and_a_flagged_sign_have_the_digits_that_they_need() -> None:
+    given = (-0.26, 12.3, 0.0034, -0.00276, 3e-6, -4.2e-9, 0.0)
+    assert [telling(value) for value in given] == [
+        "−0.26", "+12.30", "+0.0034", "−0.0028", "+0.0000030", "−4e-9", "0.00",
+    ]  # fmt: skip
+    macros = environment().get_template("macros.html").module
+    assert ">−0.0028<" in macros.value(-0.00276, telling=True)  # type: ignore[attr-defined]
+    delta = environment().get_template("compare_macros.html").module.delta  # type: ignore[attr-defined]
+    assert ">+0.0034<" in delta(0.0034)
+    assert ">−0.000012<" in delta(-1.2e-5, 3)
+
+
+def test_small_probabilities_have_three_figures() -> None:
+    given = (0.999, 0.63, 0.0632, 0.0527, 0.0412, 0.0409, 0.005, 4e-4, 0.0)
+    assert [chance(value) for value in given] == [
+        "1.00", "0.63", "0.0632", "0.0527", "0.0412", "0.0409", "0.00500", "4e-04", "0",
+    ]  # fmt: skip
 
 
 def test_heads_grid_is_well_formed_and_complete() -> None:

@@ -1,4 +1,4 @@
-"""Operands that are ON at most tokens have names like any other; the pages say beside them that they are no detectors."""
+"""Operands that are ON at most tokens have names like any other; pages say beside them that they detect nothing."""
 
 from __future__ import annotations
 
