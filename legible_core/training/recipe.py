@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import tomllib
 import types
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from legible_core.config import Attention, FeedForward, ModelConfig, Value
+from legible_core.config import MAX_SIZE, Attention, FeedForward, ModelConfig, Value
 from legible_core.errors import LegibleError, NotFound
 from legible_core.training.angle import Angle
 from legible_core.training.pressures import Pressure
@@ -30,6 +31,8 @@ MAX_SEED = (1 << 53) - 1
 HUB = "hf:"
 # How many snapshots a run keeps.
 MAX_SNAPSHOTS = 100
+# Bytes of a recipe's file.
+MAX_RECIPE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,9 @@ class ModelRecipe:
 
     def check(self) -> None:
         """Raise `LegibleError` for axes that contradict each other; `config` checks the sizes."""
+        for name in ("n_layers", "d_model", "n_heads", "context"):
+            if not 1 <= getattr(self, name) <= MAX_SIZE:
+                raise _bad(f"model.{name} is {getattr(self, name)}; it must be a whole number from 1 to {MAX_SIZE}")
         if not 0 < self.special_fraction <= 1:
             raise _bad(f"model.special_fraction is {self.special_fraction}; it must be above 0 and at most 1")
         if self.value == "linear" and self.special_fraction != 1.0:
@@ -115,6 +121,18 @@ class OptimiserRecipe:
     momentum: float = 0.95
     clip: float = 1.0
 
+    def check(self) -> None:
+        """Raise `LegibleError` for a number with which no step makes sense; a rate of 0 holds its parameters."""
+        for name in ("lr", "theta_lr", "matrix_lr", "weight_decay", "matrix_weight_decay"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise _bad(f"optimiser.{name} is {value}; it must be a number of at least 0")
+        if not self.clip > 0:
+            raise _bad(f"optimiser.clip is {self.clip}; it must be a number above 0")
+        for name, value in (("momentum", self.momentum), *(("betas", beta) for beta in self.betas)):
+            if not 0 <= value < 1:
+                raise _bad(f"optimiser.{name} is {getattr(self, name)}; it must be at least 0 and below 1")
+
 
 @dataclass(frozen=True)
 class ScheduleRecipe:
@@ -158,7 +176,23 @@ class Recipe:
         for key, seed in (("seed", self.seed), ("data.order_seed", self.data.order_seed)):
             if not 0 <= seed <= MAX_SEED:
                 raise _bad(f"{key} must be a whole number from 0 to {MAX_SEED}")
+        self.model.check()
+        self.optimiser.check()
         context, schedule = self.model.context, self.schedule
+        for name, at_least in (
+            ("batch_tokens", 1),
+            ("micro_batch_tokens", 1),
+            ("warmup_tokens", 0),
+            ("decay_tokens", 0),
+        ):
+            count = getattr(schedule, name)
+            if count is not None and count < at_least:
+                raise _bad(f"schedule.{name} is {count}; it must be at least {at_least}")
+        if self.data.held_out_tokens <= context:
+            raise _bad(
+                f"data.held_out_tokens is {self.data.held_out_tokens}; it must be more than one context ({context}), "
+                "since the held-out loss is measured on it"
+            )
         micro = schedule.micro_batch_tokens or schedule.batch_tokens
         if schedule.batch_tokens % context:
             raise _bad(f"schedule.batch_tokens {schedule.batch_tokens} is no multiple of the context {context}")
@@ -175,7 +209,6 @@ class Recipe:
             raise _bad(f"schedule.tokens must be at least one batch ({schedule.batch_tokens} tokens)")
         if self.attention_pressure.regime != "none" and self.model.value == "linear":
             raise _bad("attention_pressure needs a bounded value; model.value is linear")
-        self.model.check()
         config = self.model.config(self.data.vocab_size)
         if self.feed_forward_pressure.regime != "none" and not config.feed_forward.n_bounded:
             raise _bad(
@@ -252,7 +285,11 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 def _parse(path: Path, asked: Path | None) -> dict[str, Any]:
     """One TOML file; `asked` is the recipe that names it as its base."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            text = file.read(MAX_RECIPE + 1)
+        if len(text) > MAX_RECIPE:
+            raise _bad(f"{path} has more than {MAX_RECIPE:,} bytes; a recipe has a few hundred")
+        return tomllib.loads(text.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n"))
     except FileNotFoundError:
         if asked is not None:
             raise NotFound(
@@ -266,6 +303,8 @@ def _parse(path: Path, asked: Path | None) -> dict[str, Any]:
         raise _bad(f"{path} cannot be read as UTF-8 text ({type(error).__name__})") from None
     except tomllib.TOMLDecodeError as error:
         raise _bad(f"{path} is not valid TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # a NUL in the path, a number of thousands of digits, deep brackets
+        raise _bad(f"{str(path)!r} cannot be read: {str(error).partition(';')[0]}") from None
 
 
 def resolve(path: str, base: Path) -> Path:

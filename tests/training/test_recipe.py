@@ -117,6 +117,9 @@ ATTENTION = '[attention_pressure]\nregime = "crispness"\ncrispness = 0.1'
         ('gelu_fraction = 0.0\nactivation = "relu"', "", "activation is relu, but no unit is plain"),
         ("", "[angle]\nweight = -1.0", "angle.weight is -1.0"),
         ("", "[angle]\nweight = nan", "angle.weight is nan"),
+        ("", "[optimiser]\nlr = nan", "optimiser.lr is nan; it must be a number of at least 0"),
+        ("", "[optimiser]\nclip = 0.0", "optimiser.clip is 0.0; it must be a number above 0"),
+        ("", "[optimiser]\nbetas = [0.9, 1.0]", r"optimiser.betas is \(0.9, 1.0\); it must be at least 0 and below 1"),
     ],
 )
 def test_a_combination_that_cannot_be_is_refused_with_the_reason(
@@ -124,6 +127,33 @@ def test_a_combination_that_cannot_be_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(LegibleError, match=said):
         recipe(tmp_path, model, more)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("context = 8", "context = 0", "model.context is 0; it must be a whole number from 1"),
+        ("n_layers = 2", "n_layers = 10_000_000_000", "model.n_layers is 10000000000"),
+        ("batch_tokens = 16", "batch_tokens = 0", "schedule.batch_tokens is 0; it must be at least 1"),
+        ("batch_tokens = 16", "batch_tokens = 16\nwarmup_tokens = -1", "schedule.warmup_tokens is -1"),
+        ("vocab_size = 32", "vocab_size = 32\nheld_out_tokens = 8", r"held_out_tokens is 8; it must be more than one"),
+        ("tokens = 64", "tokens = " + "9" * 5000, "cannot be read: Exceeds the limit"),
+        ("[model]", "[model]\nx = " + "[" * 5000, "cannot be read: maximum recursion depth"),
+        ("[model]", "#" + "x" * (1 << 20) + "\n[model]", "has more than 1,048,576 bytes"),
+        ("[model]", 'base = "a\\u0000"\n[model]', "cannot be read: embedded null byte"),
+    ],
+)
+def test_what_no_run_can_be_made_of_is_one_sentence(tmp_path: Path, old: str, new: str, said: str) -> None:
+    path = write(tmp_path)
+    path.write_text(path.read_text(encoding="utf-8").replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(LegibleError, match=said):
+        load_recipe(path)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_recipe(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert load_recipe(path).name == "a"
 
 
 @pytest.mark.parametrize("name", ["../x", "..", ".", "/x", "a/b", "a/", "a\\b", "", "x" * 201, "a\x00b"])
