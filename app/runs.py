@@ -32,11 +32,14 @@ from legible_core.training.history import HeldOut, History, is_whole, read_recip
 State: TypeAlias = Literal["preparing", "training", "stopped", "diverged", "finished"]
 
 FRESH_SECONDS = 5.0
-# A log that stays silent for so long, and for so many of its steps, is no longer written.
+# Where nothing is known of its process, a log that stays silent for so long, and for so many of its steps, is no longer
+# written.
 SILENT_SECONDS = 60.0
 SILENT_STEPS = 20
 PREPARING_SECONDS = 3600.0
 KEPT = 8
+# A process that began so long after a run was announced is another one, which got its number.
+LATER_SECONDS = 60.0
 RECIPE = "recipe.json"  # what makes a folder a run's
 MAX_RECORDS = 1000
 MAX_BRANCHES = 20
@@ -54,19 +57,35 @@ class Record:
     ended: bool = False
 
     @property
-    def gone(self) -> bool:
-        """Whether the process that wrote it is known to have ended."""
+    def alive(self) -> bool | None:
+        """Whether the process that writes it lives; None where that cannot be told: it is another machine's or unknown."""
         if self.ended:
-            return True
-        if self.pid is None or self.host != socket.gethostname():
             return False
+        if self.pid is None or self.host != socket.gethostname():
+            return None
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
-            return True
-        except OSError:  # it lives, under another user
             return False
-        return False
+        except OSError:  # it lives, under another user
+            pass
+        began = _began(self.pid)
+        return began is None or began < self.started + LATER_SECONDS
+
+    @property
+    def gone(self) -> bool:
+        """Whether the process that wrote it is known to have ended."""
+        return self.alive is False
+
+
+def _began(pid: int) -> float | None:
+    """When a process began, in seconds since 1970, to a second; None where the system does not tell (Linux does)."""
+    try:
+        ticks = int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+        boot = re.search(r"^btime (\d+)", Path("/proc/stat").read_text(encoding="utf-8"), re.MULTILINE)
+        return None if boot is None else int(boot[1]) + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 @contextmanager
@@ -194,6 +213,15 @@ class Run:
             return "diverged"
         if branch.steps and branch.number >= branch.steps:
             return "finished"
+        courses = (self.main, *self.branches)
+        # One process writes the run or a branch; which of them, only the files say.
+        if self.record.alive:
+            newest = max(each.history.touched_at or 0.0 for each in courses)
+            if newest < self.record.started - 1.0:  # it has written nothing yet
+                return "preparing" if branch is self.main else "stopped"
+            if (history.touched_at or 0.0) < newest:
+                return "stopped"
+            return "training" if len(history.log) else "preparing"
         changed = history.changed_at
         if changed is None:
             waiting = branch is self.main and not self.record.gone
@@ -201,8 +229,7 @@ class Run:
             return "preparing" if waiting and young else "stopped"
         lately = sorted(history.log["seconds"][-20:])
         silent = max(SILENT_SECONDS, SILENT_STEPS * lately[len(lately) // 2])
-        # One process writes the run or a branch; which of them, only the files say.
-        newest = max(each.history.changed_at or 0.0 for each in (self.main, *self.branches))
+        newest = max(each.history.changed_at or 0.0 for each in courses)
         if self.record.gone or changed < newest or time.time() - changed > silent:
             return "stopped"
         return "training"

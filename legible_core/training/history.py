@@ -34,6 +34,8 @@ MAX_WHOLE = 1 << 53
 COLUMNS = ("number", "tokens", "loss", "pressure", "gradient_norm", "factor", "perplexity", "seconds")
 SURFACE = ("saturated", "crisp", "on", "constant")
 HELD_OUT = "held_out.jsonl"
+# What training writes before its first step and after each.
+WRITTEN = ("log.jsonl", "sittings.jsonl")
 HALF_LIFE = ("median", "min", "max", "latches")
 
 
@@ -221,6 +223,12 @@ class History:
     def changed_at(self) -> float | None:
         """When the log's last line was written, in seconds since 1970; None before the first."""
         return self._followers[0].mark[1] / 1e9 if len(self.log) else None
+
+    @property
+    def touched_at(self) -> float | None:
+        """When a line or the beginning of a sitting was last written; None before the first."""
+        times = [each.mark[1] / 1e9 for each in self._followers if each.path.name in WRITTEN and any(each.mark)]
+        return max(times, default=None)
 
     def _forget_log(self) -> None:
         self.log = Log()

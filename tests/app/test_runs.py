@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from app.runs import Runs, State, announced
+from app.runs import Record, Runs, State, _began, announced
 from app.settings import Settings
 from legible_core.errors import NotFound
 
@@ -90,6 +91,40 @@ def test_a_log_that_stays_silent_is_stopped(tmp_path: Path) -> None:
     assert state(runs, "slow") == "training", "two minutes are four of its steps"
     age(slow, 700)
     assert state(runs, "slow") == "stopped"
+
+
+def test_a_process_that_lives_is_training_however_long_it_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a loaded machine a step takes minutes, and so does the first of a decay branch."""
+    monkeypatch.setattr("app.runs.SILENT_SECONDS", 0.0)
+    monkeypatch.setattr("app.runs.SILENT_STEPS", 0)
+    folder = make(tmp_path / "a", steps=6)
+    age(folder, 100)
+    with announced(tmp_path / "data", folder):
+        runs = Runs(tmp_path / "data")
+        assert state(runs, "a") == "preparing", "it has written nothing yet"
+        (folder / "decay-384").mkdir()
+        (folder / "decay-384" / "sittings.jsonl").write_text('{"number": 6}\n')
+        with runs.open("a") as run:
+            assert (run.main.state, run.branches[0].state) == ("stopped", "preparing")
+        log(folder / "decay-384", 7, last=9)
+        time.sleep(0.05)
+        with runs.open("a") as run:
+            assert (run.main.state, run.branches[0].state) == ("stopped", "training")
+    with Runs(tmp_path / "data").open("a") as run:
+        assert run.branches[0].state == "stopped"
+
+
+def test_another_process_that_got_the_number_of_a_killed_one_is_not_it(tmp_path: Path) -> None:
+    began = _began(os.getpid())
+    if began is None:
+        pytest.skip("this system does not tell when a process began")
+    assert 0 <= time.time() - began < 3600
+    host = socket.gethostname()
+    assert Record(tmp_path, time.time(), os.getpid(), host).alive
+    assert Record(tmp_path, began - 120, os.getpid(), host).alive is False
+    assert Record(tmp_path, time.time(), os.getpid(), f"{host}-other").alive is None
 
 
 def test_a_divergence_shows_until_the_run_goes_on(tmp_path: Path) -> None:
