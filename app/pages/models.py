@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from app.pages.model_figures import Figure, beside, figures_of
 from app.pages.named import names_of
 from app.pages.parts import is_embed, listed
 from app.pages.quality import CARD_WORDS as JUDGED_WORDS
-from app.pages.quality import Judged, document, judged, stored_of
+from app.pages.quality import Judged, document, judged, perplexity_digits, stored_of
 from app.pages.scans import ScanForm, scan_form
 from app.pages.view import page, percent, twin
 from app.services import Services, services
@@ -194,8 +195,8 @@ def _model(services: Services, slug: str, urls: Urls, origin: str) -> ModelPage:
         slug=checkpoint.slug,
         name=checkpoint.title,
         said=describe(checkpoint),
-        card=tuple(_card_fact(key, value) for key, value in fields.items() if key not in (*measured, *LINEAGE)),
-        card_figures=tuple(_card_fact(key, value) for key, value in fields.items() if key in measured),
+        card=tuple(_card_fact(key, fields) for key in fields if key not in (*measured, *LINEAGE)),
+        card_figures=tuple(_card_fact(key, fields) for key in fields if key in measured),
         body=_blocks(without_tables(checkpoint.card.body)),
         quality=_quality(checkpoint, names),
         scanned=_scanned(names),
@@ -267,15 +268,19 @@ def _rounded(certificate: dict[str, Any]) -> tuple[Fact, ...]:
     return (Fact("rounding", f"a term of the floor, at most {most:.1%} of that tolerance"),) if most else ()
 
 
-def _card_fact(key: str, value: str) -> Fact:
+def _card_fact(key: str, fields: Mapping[str, str]) -> Fact:
     """An entry of the card in words. A number that cannot be read is shown as it is written."""
+    value = fields[key]
     try:
         if key == "perplexity":
             value = perplexity_text(float(value))
         elif key in CARD_SHARES:
             value = percent(float(value), 1)
-        elif key in ("tokens", "measured_tokens"):
+        elif key == "tokens" or key.endswith("_tokens"):
             value = f"{int(value):,}"
+        elif key in JUDGED_WORDS and "perplexity" in key:
+            digits = perplexity_digits(float(fields.get(key.removesuffix("_se"), value)), key)
+            value = f"{float(value):,.{digits}f}"
     except (ValueError, OverflowError):
         pass
     return Fact(CARD_WORDS.get(key, JUDGED_WORDS.get(key, key.replace("_", " "))), value)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from app.catalogue import Catalogue
+from app.figures import signed
 from app.urls import Urls
 from legible_core.errors import LegibleError
 from legible_core.evaluation.data import TASKS
@@ -156,17 +158,24 @@ def _row(name: str, level: str, task: TaskResult, twin: TaskResult | None, figur
 
 
 def _plus_minus(estimate: Estimate, figure: str) -> str:
-    digits = 4 if figure in (*ACCURACIES, "byte_perplexity", "bits_per_byte") else 2 if estimate.value < 1000 else 0
+    digits = 4 if figure in ACCURACIES else perplexity_digits(estimate.value, figure)
     text = f"{estimate.value:,.{digits}f}"
     return text if estimate.se is None else f"{text} ± {estimate.se:,.{digits}f}"
+
+
+def perplexity_digits(value: float, figure: str) -> int:
+    """How many decimals a perplexity and its error have: four by the byte, else two, none from a thousand on."""
+    return 4 if "byte" in figure else 2 if value < 1000 else 0
 
 
 def _change(change: Estimate | None, figure: str) -> str:
     if change is None:
         return "–"
-    text = f"{change.value:+.4f}".replace("-", "−")
-    text = text if change.se is None else f"{text} ± {change.se:.4f}"
-    return text if figure in ACCURACIES else f"{text} nats"
+    # A figure in bits has its difference in bits; every other one is made of nats.
+    unit = math.log(2) if figure == "bits_per_byte" else 1.0
+    text = signed(change.value / unit, 4)
+    text = text if change.se is None else f"{text} ± {change.se / unit:.4f}"
+    return text if figure in ACCURACIES else f"{text} {'nats' if unit == 1.0 else 'bits'}"
 
 
 # ---- for programs and the terminal ---------------------------------------------------------------------------------

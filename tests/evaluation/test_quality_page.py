@@ -80,6 +80,21 @@ def test_results_of_other_weights_are_not_shown(site):
     assert "legible eval ours" in client.get("/models/ours").text
 
 
+def test_a_difference_has_the_unit_of_its_figure_and_no_minus_before_nothing():
+    def text(loglik: list[float]) -> TaskResult:
+        values = {"loglik": np.array(loglik), "words": np.array([2, 2]), "bytes": np.array([10, 10])}
+        part = PartResult("all", "all", {}, values)
+        return TaskResult("wikitext2", (part,), figures=("word_perplexity", "bits_per_byte"))
+
+    word, byte = table(text([-20.0, -22.0]), text([-24.0, -26.0])).rows
+    assert word.difference.startswith("+2.0000")
+    assert word.difference.endswith(" nats")
+    assert byte.difference.startswith(f"+{0.4 / np.log(2):.4f}")
+    assert byte.difference.endswith(" bits")
+    for row in table(text([-20.00001, -22.0]), text([-20.0, -22.0])).rows:
+        assert row.difference.startswith("0.0000")
+
+
 def test_a_table_without_a_twin_has_no_difference():
     shown = table(result([1, 0]))
     assert [row.level for row in shown.rows] == ["all", "field", "term"]

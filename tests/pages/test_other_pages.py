@@ -199,9 +199,15 @@ def test_model_page_gives_every_figure_its_table(shared: Site) -> None:
         assert figure["data"]
     assert page.count("<figure id=") == page.count(": table</summary>") >= len(blocks)
     assert "loss (nats a token)" in page, "no legibility figure without the quality"
-    facts = {fact.name: fact.value for fact in map(_card_fact, ("crisp", "tokens", "crisp"), ("0.4899", "614400", "x"))}
-    assert facts == {"tokens trained": "614,400", "operands crisp": "x"}
-    assert _card_fact("crisp", "0.4899").value == "49.0 %"
+    card = {
+        "tokens": "614400", "decay_tokens": "1310720", "crisp": "0.4899", "on": "x", "seed": "1234567",
+        "wikitext2_word_perplexity": "943235.44", "wikitext2_word_perplexity_se": "25011.52",
+        "wikitext2_byte_perplexity": "13.1234",
+    }  # fmt: skip
+    facts = {fact.name: fact.value for fact in (_card_fact(key, card) for key in card)}
+    assert list(facts.values())[:5] == ["614,400", "1,310,720", "49.0 %", "x", "1234567"]
+    assert list(facts.values())[5:] == ["943,235", "25,012", "13.1234"]
+    assert facts["tokens trained"] == "614,400"
     assert HOSTILE not in page
     names = Names.load(shared.checkpoint.path)
     assert names is not None
