@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from app.urls import Urls, urls_for
 from legible_core.adapters.registration import OrdinaryCheckpoint
 from legible_core.display import special_chip
 from legible_core.errors import LegibleError
+from legible_core.extras import how_to_install
 from legible_core.figures import perplexity_text, short_count
 from legible_core.registry import Checkpoint
 
@@ -190,7 +192,14 @@ def describe(checkpoint: Checkpoint) -> str:
         parts.append(f"perplexity {perplexity_text(checkpoint.perplexity)}")
         # No legible figure without the quality beside it.
         parts += [f"{words} {percent(share)}" for words, share in legible_shares(checkpoint)]
+    if checkpoint.ordinary and not can_be_read():
+        parts.append(f"cannot be read here yet: it needs TransformerLens, {how_to_install('ordinary')}")
     return ", ".join(parts)
+
+
+def can_be_read() -> bool:
+    """Whether the libraries are here that ordinary models are read with."""
+    return all(find_spec(name) is not None for name in ("transformer_lens", "transformers"))
 
 
 def legible_shares(checkpoint: Checkpoint) -> list[tuple[str, float]]:

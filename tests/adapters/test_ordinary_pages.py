@@ -68,6 +68,18 @@ def test_its_page_says_what_it_is_and_shows_the_certificate(site: Site) -> None:
     assert "source" not in twin  # where things lie on this machine is nobody else's
 
 
+def test_lists_say_that_it_cannot_be_read_where_its_libraries_are_missing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all("needs TransformerLens" not in text_of(site, address) for address in ("/", "/models"))
+    monkeypatch.setattr("app.pages.home.find_spec", lambda name: None)
+    site.client.app.state.kept_pages.clear()  # type: ignore[attr-defined]
+    for address in ("/", "/models", "/models/tiny"):
+        said = "cannot be read here yet: it needs TransformerLens, in the clone run pip install"
+        assert said in text_of(site, address)
+    site.client.app.state.kept_pages.clear()  # type: ignore[attr-defined]
+
+
 def test_no_monitor_is_made_of_it(site: Site) -> None:
     form = {"name": "one", "model": "tiny", "conditions": "L1.u3 above 0"}
     refused = site.client.post("/monitors", data=form, headers={"accept": "application/json"})
