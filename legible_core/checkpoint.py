@@ -105,7 +105,7 @@ def save(
     if not isinstance(card, Card):
         card = Card(dict(card or {}))
     slug = slug_for(folder)
-    _check_replaceable(folder)
+    check_replaceable(folder)
     tokenizer_path = Path(tokenizer_path)
     check_vocabulary(model.config, Tokenizer.load(tokenizer_path).vocab_size)
     tensors = _stored(model, _STORED[dtype])
@@ -221,8 +221,8 @@ def _config_text(config: ModelConfig) -> str:
     return json.dumps(config.to_json(), indent=2) + "\n"
 
 
-def _check_replaceable(folder: Path) -> None:
-    """Only a checkpoint folder, or an empty one, is replaced: never one that holds something else as well."""
+def check_replaceable(folder: Path) -> None:
+    """Only a checkpoint folder, or an empty one, is replaced; raises `Conflict` for one that holds something else."""
     if not os.path.lexists(folder):
         return
     known = {*files.MANIFEST_FILES, files.CARD, *_MEASURED}

@@ -75,6 +75,7 @@ def train(
     from app.settings import Settings
     from legible_core.registry import open_checkpoint
     from legible_core.training.distributed import processes, rank
+    from legible_core.training.folder import alone
     from legible_core.training.loop import Run
     from legible_core.training.memory import keep_memory
     from legible_core.training.recipe import load_recipe, resolve
@@ -91,6 +92,8 @@ def train(
         )
     if (begin is None) != (begin_tokens is None):
         raise LegibleError("--from and --from-tokens belong together; give both or neither.", code="bad_options")
+    if ship is not None:
+        _check_ship(ship, plan)
     folder = out or Path("runs") / plan.name
     data = plan.data
     source = find_source(
@@ -101,7 +104,7 @@ def train(
     )
     given = tokenizer or (Path(resolve(data.tokenizer, recipe.parent)) if data.tokenizer else None)
     keep_memory()
-    with processes(device) as place, writing(folder):
+    with processes(device) as place, writing(folder), alone(folder):
         first = rank() == 0
         for warning in warnings_of(plan) if first else ():
             typer.echo(f"Warning: {warning}", err=True)
@@ -140,6 +143,24 @@ def train(
             raise typer.Exit(130)
         if first:
             _report(run, where, ship)
+
+
+def _check_ship(ship: Path, plan: Recipe) -> None:
+    """Refuse, before any step, a place where `--ship` could not write or would replace another recipe's checkpoint."""
+    from legible_core.checkpoint import check_replaceable
+    from legible_core.errors import Conflict
+    from legible_core.folder import CARD, Card
+
+    check_replaceable(ship)
+    try:
+        theirs = Card.parse((ship / CARD).read_text(encoding="utf-8")).fields.get("recipe", plan.name)
+    except (OSError, ValueError, LegibleError):
+        return  # no card that says whose it is
+    if theirs.rpartition("/")[2].removesuffix(".toml") != plan.name:  # a card may name the recipe's file
+        raise Conflict(
+            f"{ship} holds a checkpoint of the recipe {theirs}, and this run is of {plan.name}; give --ship another "
+            "folder, or remove that one first."
+        )
 
 
 def _precision(word: str, place: torch.device) -> Precision:

@@ -7,12 +7,15 @@ RUN/tokenizer.json  its tokenizer           RUN/tokens/       those ids (data.py
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from legible_core.errors import Conflict, LegibleError
+from legible_core.locks import lock_file
 from legible_core.training.data import Corpus, Progress, tokenise, train_tokenizer
 from legible_core.training.distributed import first_alone, from_first
 from legible_core.training.recipe import Recipe
@@ -21,6 +24,25 @@ from legible_core.training.state import has_state, write_whole
 
 # What a run may change between two sittings: how long it is, and what it keeps besides.
 CHANGEABLE = ("tokens", "decay_tokens", "snapshot_tokens")
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep the folder to this run (its first process) while the body trains.
+
+    Raises `Conflict` when another process of this machine trains there: both would write the same state and logs.
+    """
+    let_go = None
+    with first_alone() as first:
+        if first and (let_go := lock_file(folder / "training")) is None:
+            raise Conflict(
+                f"Another training is at work in {folder}; wait for it or stop it, or give --out another folder."
+            )
+    try:
+        yield
+    finally:
+        if let_go is not None:
+            let_go()
 
 
 def check_owner(folder: Path, recipe: Recipe) -> None:

@@ -41,7 +41,7 @@ from legible_core.training.recipe import Recipe
 from legible_core.training.revive import revive
 from legible_core.training.snapshots import Snapshots
 from legible_core.training.sources import Files, Source
-from legible_core.training.state import append, cut_log, has_state, kept, read_state, write_state
+from legible_core.training.state import append, cut_log, has_state, kept, read_meta, read_state, write_state
 from legible_core.training.step import Objective, Precision, over_processes, train_step
 from legible_core.training.telemetry import EVERY_STEPS, Telemetry
 
@@ -140,11 +140,19 @@ class Run:
             raise LegibleError("This run has no state yet to decay from; train it first.")
         weights, optimiser, meta = loaded
         branch = self.folder / f"decay-{meta['step'] * size}"
+        last = meta["step"] + steps
+        # A branch keeps its length: the rate would jump up again on its way to a later zero.
+        known = (read_meta(branch / "state") or {}).get("decay_to")
+        if known not in (None, last):
+            raise Conflict(
+                f"{branch} is a decay over {(known - meta['step']) * size:,} tokens, and this one would take "
+                f"{steps * size:,}; give --decay-tokens that number, or remove the folder to decay anew."
+            )
         with first_alone() as first:
             if first and not has_state(branch / "state"):
                 branch.mkdir(parents=True, exist_ok=True)
-                write_state(branch / "state", weights, optimiser, meta)
-        if not self._go(branch, meta["step"] + steps, on_step, save_seconds, decay_from=meta["step"]):
+                write_state(branch / "state", weights, optimiser, meta | {"decay_to": last})
+        if not self._go(branch, last, on_step, save_seconds, decay_from=meta["step"]):
             raise KeyboardInterrupt
         return branch
 
@@ -241,7 +249,7 @@ class Run:
                     f"{kept(folder)} The same command goes on from there."
                 )
             meta = {"step": step, "tokens": step * size, "guard": guard.to_json(), "decay_from": decay_from}
-            meta |= begun
+            meta |= begun | ({} if decay_from is None else {"decay_to": last})
             if first:
                 write_state(folder / "state", dict(model.named_parameters()), optimiser.state(), meta)
 
@@ -341,4 +349,3 @@ def _factor(recipe: Recipe, step: int, decay_from: int | None, last: int, warm_f
         return (last - step) / (last - decay_from)
     warmup = recipe.schedule.warmup_tokens // recipe.schedule.batch_tokens
     return min(1.0, (step - warm_from + 1) / (warmup + 1))
-

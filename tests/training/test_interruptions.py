@@ -22,6 +22,7 @@ from app.commands.train import card_fields
 from legible_core.errors import LegibleError, Unavailable
 from legible_core.registry import open_checkpoint
 from legible_core.training import state as module
+from legible_core.training.folder import alone
 from legible_core.training.history import History
 from legible_core.training.loop import Run
 from legible_core.training.state import append, cut_log, read_meta, read_state, write_state, writing
@@ -265,6 +266,9 @@ def test_snapshots_are_checkpoints_of_their_own(tmp_path: Path) -> None:
         run.train(lambda step: True, snapshot_every=1)
 
 
+DECAY = ("--decay", "--decay-tokens")
+
+
 def test_a_decayed_checkpoint_says_what_it_is(straight: Path, tmp_path: Path) -> None:
     shutil.copytree(straight, tmp_path / "run")
     words = ["train", str(TINY), "--out", str(tmp_path / "run"), "--decay", "--decay-tokens", "1024"]
@@ -274,6 +278,9 @@ def test_a_decayed_checkpoint_says_what_it_is(straight: Path, tmp_path: Path) ->
     fields = first.card.fields
     assert (fields["tokens"], fields["decay_tokens"], fields["recipe"]) == ("52224", "1024", "tiny")
     assert "begun_from" not in fields
+    # The branch keeps its length.
+    result = CliRunner().invoke(build(), ["train", str(TINY), "--out", str(tmp_path / "run"), *DECAY, "2048"])
+    assert "decay over 1,024 tokens, and this one would take 2,048" in str(result.exception)
     # A run that begins from it says so on its own card.
     words = ["train", str(TINY), "--out", str(tmp_path / "next"), "--tokenizer", str(first.tokenizer_path)]
     words += ["--from", str(tmp_path / "shipped"), "--from-tokens", "52224", "--steps", "104"]
@@ -290,6 +297,36 @@ def test_a_decayed_checkpoint_says_what_it_is(straight: Path, tmp_path: Path) ->
 def test_card_of_a_run_that_has_not_decayed() -> None:
     fields = card_fields(recipe_of(), {"tokens": 640, "step": 10, "decay_from": None})
     assert fields["decay_tokens"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        ("recipes/other.toml", "a checkpoint of the recipe recipes/other.toml, and this run is of tiny"),
+        (None, "no folder"),
+    ],
+)
+def test_ship_refuses_before_any_step_what_it_may_not_replace(tmp_path: Path, recipe: str | None, reason: str) -> None:
+    place = tmp_path / "there"
+    if recipe is None:
+        place.touch()
+    else:
+        place.mkdir()
+        (place / "README.md").write_text(f"---\nrecipe: {recipe}\n---\n", encoding="utf-8")
+    words = ["train", str(TINY), "--out", str(tmp_path / "run"), *DECAY, "1024", "--ship", str(place)]
+    result = CliRunner().invoke(build(), words)
+    assert isinstance(result.exception, LegibleError)
+    assert reason in result.exception.message
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_takes_one_training_at_a_time(tmp_path: Path) -> None:
+    with alone(tmp_path / "run"):
+        words = ["train", str(TINY), "--out", str(tmp_path / "run"), "--steps", "1"]
+        result = CliRunner().invoke(build(), words)
+        assert isinstance(result.exception, LegibleError)
+        assert "Another training is at work in" in result.exception.message
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_that_never_began_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
