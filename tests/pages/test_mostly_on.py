@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from page_samples import SLUG, Site, parsed
 
+from app.pages.reading_view import with_shares
 from legible_core.legibility import Legibility
 from legible_core.naming.columns import columns
 from legible_core.naming.names import Names
 from legible_core.naming.records import mostly_on
+from legible_core.reading import Contributor
 from legible_core.units import Unit, parse
 
 SHIPPED = Path(__file__).resolve().parents[2] / "models" / "novel-legible"
@@ -65,3 +67,9 @@ def test_pages_say_it_beside_the_name(site: Site) -> None:
     expected = {names.operand(parse(id), 0).mostly_on for id in shares} - {None}
     assert expected, "the sample has operands that are mostly ON"
     assert all(f"({each})" in html for each in expected)
+
+    # A reading that was stored without the shares gets them from the names that lie there now.
+    for found in map(Contributor.model_validate, reading["top"]):
+        bare = found.model_copy(update={"operands": tuple(o.model_copy(update={"on": None}) for o in found.operands)})
+        assert with_shares(bare, None) is bare
+        assert with_shares(bare, names) == found
