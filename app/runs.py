@@ -58,7 +58,7 @@ class Record:
 
     @property
     def alive(self) -> bool | None:
-        """Whether the process that writes it lives; None where that cannot be told: it is another machine's or unknown."""
+        """Whether the process that writes it lives; None where it is another machine's or unknown."""
         if self.ended:
             return False
         if self.pid is None or self.host != socket.gethostname():
