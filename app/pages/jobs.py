@@ -28,13 +28,14 @@ Number = Annotated[int, Query(ge=1, le=MAX_INTEGER)]
 
 @dataclass(frozen=True, slots=True)
 class JobLine:
-    """A job as a person needs it; `reason` is why it failed.
+    """A job as a person needs it; `reason` is why it failed, `model` the slug that it was asked of.
 
     `done` of `total` is how far it was when it last said so; None once it is done, since that was before the end.
     """
 
     id: int
     what: str
+    model: str | None
     href: str | None
     state: str
     stage: str | None
@@ -185,7 +186,8 @@ def _line(urls: Urls, job: Job, place: int | None) -> JobLine:
     what, href = _subject(urls, job)
     done, total = (None, None) if job.state == "done" else (job.done, job.total)
     return JobLine(
-        id=job.id, what=what, href=href, state=job.state, stage=job.stage, place=place,
+        id=job.id, what=what, model=str(job.payload.get("slug") or "") or None, href=href,
+        state=job.state, stage=job.stage, place=place,
         done=done, total=total, elapsed=elapsed, left=left, attempt=job.attempt, lost=job.lost,
         reason=error.get("message"), hint=error.get("hint"), can_cancel=job.active and not job.cancel_requested,
         can_retry=job.state in ("failed", "cancelled"),

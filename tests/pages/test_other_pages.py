@@ -280,6 +280,8 @@ def test_jobs_show_place_and_cancel(site: Site, monkeypatch: pytest.MonkeyPatch)
         assert [job["id"] for job in site.client.get("/jobs.json?page=9").json()["jobs"]] == [second["jobs"][0]["id"]]
     page = "".join(parsed(site.client.get("/jobs").text).text)
     assert "waiting, place 1" in page
+    assert page.count(f"“it was” {SLUG}") == page.count(f"“she was” {SLUG}") == 1
+    assert {job["model"] for job in site.client.get("/jobs.json").json()["jobs"]} == {SLUG}
     assert "waiting, place 2" in page
     assert "No worker is alive" in page
     first = site.services.queue.list()[0]
@@ -308,7 +310,7 @@ def test_a_job_that_is_done_says_so_and_a_pair_shows_where_it_parts(site: Site) 
     assert queue.finish(job, {})
     page = " ".join(" ".join(parsed(site.client.get("/jobs").text).text).split())
     assert "4 of 6" not in page
-    assert "pair “…that they were lost.”, “…that they was lost.” done" in page
+    assert f"pair “…that they were lost.”, “…that they was lost.” {SLUG} done" in page
     (line,) = site.client.get("/jobs.json").json()["jobs"]
     assert (line["state"], line["done"], line["total"]) == ("done", None, None)
 
