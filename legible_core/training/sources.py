@@ -206,16 +206,21 @@ def pieces(chunks: Iterable[tuple[str, int]], fits: Fits | None = None, name: st
     such a cut is made. Raises `TooLarge` for a stretch of `LONGEST` characters without one.
     """
     held, begun, done = "", False, 0
+    # What of `held` was searched in vain, so that a long stretch is not searched anew with every chunk.
+    searched = tried = 0
     for text, done in chunks:
         held += text
-        while match := _SEPARATOR.search(held):
+        while match := _SEPARATOR.search(held, searched):
             body, held = held[: match.start()], held[match.end() :]
             yield from _close(body, begun, done)
-            begun = False
-        held = held if begun else held.lstrip("\n")
-        while len(held) > PIECE + WINDOW and (cut := _cut(held, fits)):
+            begun, searched, tried = False, 0, 0
+        if not begun and held.startswith("\n"):
+            held, tried = held.lstrip("\n"), 0
+        while len(held) > PIECE + WINDOW and (cut := _cut(held, fits, tried)):
             yield Piece(held[:cut], False, done)
-            held, begun = held[cut:], True
+            held, begun, tried = held[cut:], True, 0
+        searched = max(0, len(held) - len(END_OF_TEXT) - 1)
+        tried = len(held) - WINDOW - 3 if len(held) > PIECE + WINDOW else 0
         if len(held) > LONGEST:
             raise TooLarge(
                 f"{name} has a stretch of more than {LONGEST:,} characters that cannot be cut without changing its "
@@ -232,11 +237,11 @@ def _close(body: str, begun: bool, done: int) -> Iterator[Piece]:
         yield Piece(body, True, done)
 
 
-def _cut(held: str, fits: Fits | None) -> int:
-    """Where to cut, at most `PIECE` and `WINDOW` before the end; 0 for nowhere."""
+def _cut(held: str, fits: Fits | None, tried: int = 0) -> int:
+    """Where to cut, at most `PIECE` and `WINDOW` before the end and not before `tried`; 0 for nowhere."""
     # The far half first: the pieces should be of about one size. What lies beyond `PIECE` only when nothing else does.
     spans = [(PIECE // 2, PIECE), (1, PIECE // 2), (PIECE, len(held) - WINDOW)]
-    for start, stop in spans:
+    for start, stop in ((max(start, tried), stop) for start, stop in spans if stop >= tried):
         for pattern in _CUTS:
             found = [match.start() for match in pattern.finditer(held, start, stop + 1)]
             for cut in reversed(found[-4:]):

@@ -72,6 +72,21 @@ def test_a_tokenizer_learns_the_same_from_pieces(long_text: Path, monkeypatch: p
     assert train_tokenizer(long_text, 400).to_str() == whole
 
 
+def test_a_long_stretch_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans: list[int] = []
+    cut = sources._cut
+
+    def noting(held: str, fits: sources.Fits | None, tried: int = 0) -> int:
+        spans.append(len(held) - tried)
+        return cut(held, fits, tried)
+
+    monkeypatch.setattr(sources, "_cut", noting)
+    size = 1 << 16
+    (piece,) = sources.pieces(("x" * size, 0) for _ in range(16))
+    assert len(piece.text) == 16 * size
+    assert max(spans[1:]) <= size + sources.WINDOW + 3
+
+
 def test_a_cut_that_changes_tokens_is_not_made(tmp_path: Path, long_text: Path, small_pieces: None) -> None:
     """A tokenizer that puts a space before every text it is given: no document can be cut for it."""
     monkey = Tokenizer(models.WordLevel({"<|endoftext|>": 0, "?": 1}, unk_token="?"))
