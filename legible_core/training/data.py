@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,12 +20,15 @@ from torch import Tensor
 from legible_core.errors import LegibleError
 from legible_core.training.sources import END_OF_TEXT, Files, Fits, Piece, Source, documents
 
-__all__ = ["Corpus", "Order", "Progress", "documents", "tokenise", "train_tokenizer"]
+__all__ = ["Corpus", "Order", "Progress", "documents", "short_words", "tokenise", "train_tokenizer"]
 
 # Bytes read of the source, and its size (0 when not known).
 Progress = Callable[[int, int], None]
 # Characters that are tokenised at once, for each core: enough to keep it busy, and what bounds memory.
 BATCH = 1 << 18
+# Characters without a space that the tokenizer's training takes for one word, at most.
+LONGEST = 1000
+_LONG = re.compile(rf"\S{{{LONGEST}}}")
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,21 @@ def train_tokenizer(source: Path | Source, vocab_size: int) -> Tokenizer:
         # Cut where this pre-tokenizer cuts anyhow, so the counts are those of the whole documents.
         for piece in source.pieces(_keeps_words):
             seen = True
-            yield piece.text
+            yield short_words(piece.text)
 
     tokenizer.train_from_iterator(texts(), trainer)
     if not seen:
         raise _empty(source)
     return tokenizer
+
+
+def short_words(text: str) -> str:
+    """The text with a space in every LONGEST characters that have none, for counting pairs only.
+
+    The trainer goes through a word once for every pair that it joins in it: one of a million letters would take hours,
+    and there is nothing to learn from where words that long divide.
+    """
+    return _LONG.sub(r"\g<0> ", text)
 
 
 def tokenise(

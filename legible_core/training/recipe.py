@@ -317,7 +317,7 @@ def resolve(path: str, base: Path) -> Path:
 
 def _build(cls: Any, data: Any, where: str) -> Any:
     if not isinstance(data, dict):
-        raise _bad(f"{where or 'it'} must be a table")
+        raise _bad(f"{where.rstrip('.') or 'it'} must be a table")
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     for key in data:

@@ -19,7 +19,7 @@ from training_samples import RECIPE, recipe_of, write_text, write_tokenizer
 
 from legible_core.errors import Conflict, LegibleError, TooLarge, Unavailable
 from legible_core.training import data, sources
-from legible_core.training.data import documents, tokenise, train_tokenizer
+from legible_core.training.data import LONGEST, documents, short_words, tokenise, train_tokenizer
 from legible_core.training.loop import Run
 from legible_core.training.sources import Files, Hub, find_source, pieces
 
@@ -305,3 +305,17 @@ def test_packed_text_of_any_make_and_a_dictionary_that_is_too_large(tmp_path, mo
     monkeypatch.setattr(sources, "XZ_MEMORY", 4 << 20)
     with pytest.raises(LegibleError, match=r"takes more than 4 MiB.*smaller dictionary"):
         list(sources._chunks(greedy))
+
+
+def test_a_word_of_a_million_letters_does_not_keep_the_tokenizer_from_its_end(tmp_path: Path) -> None:
+    prose = "It was the best of times,\n" + "x" * (LONGEST - 1) + " it was."
+    assert short_words(prose) == prose, "an ordinary text is counted as it stands"
+    letters = "ab" * 500_000
+    cut = short_words(letters)
+    assert max(map(len, cut.split(" "))) == LONGEST
+    assert cut.replace(" ", "") == letters
+    path = tmp_path / "letters.txt"
+    path.write_text(letters, encoding="utf-8")
+    tokenizer = train_tokenizer(path, 300)
+    assert tokenizer.get_vocab_size() > 257
+    assert tokenizer.decode(tokenizer.encode(letters[:5000]).ids) == letters[:5000]
