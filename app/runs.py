@@ -135,14 +135,12 @@ class Branch:
     @property
     def number(self) -> int:
         """The last step that was logged; 0 before the first."""
-        log = self.history.log
-        return int(log["number"][-1]) if len(log) else 0
+        return int(self._last("number") or 0)
 
     @property
     def last_loss(self) -> float | None:
         """The loss of the last step that was logged, in nats a token."""
-        log = self.history.log
-        return log["loss"][-1] if len(log) else None
+        return self._last("loss")
 
     @property
     def mean_loss(self) -> float | None:
@@ -153,8 +151,11 @@ class Branch:
     @property
     def perplexity(self) -> float | None:
         """The cumulative perplexity, as the last line gives it."""
+        return self._last("perplexity")
+
+    def _last(self, column: str) -> float | None:
         log = self.history.log
-        return log["perplexity"][-1] if len(log) else None
+        return log[column][-1] if len(log) else None
 
     @property
     def held_out(self) -> HeldOut | None:

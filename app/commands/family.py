@@ -157,12 +157,10 @@ def windows(count: int, context: int, tokens: int | None) -> tuple[np.ndarray, i
 
     All windows, or about `tokens` tokens' evenly spread. A text shorter than one context is one window.
     """
-    import numpy as np
+    from legible_core.naming.observe import window_starts
 
     length = min(context, count)
-    available = count // length
-    wanted = available if tokens is None else min(available, max(1, tokens // length))
-    return np.linspace(0, available - 1, wanted).astype(np.int64) * length, length
+    return window_starts(count, length, count if tokens is None else max(1, tokens // length)), length
 
 
 def batched(ids: np.ndarray, starts: np.ndarray, length: int, size: int = 4) -> Iterator[Batch]:

@@ -24,6 +24,7 @@ from legible_core.causal.checks import NOISE, Effect, effects_of, rerun_of, vari
 from legible_core.causal.records import HALVES, METHODS, Band, Checks, Means, half_of
 from legible_core.causal.sets import SEEDS, SIZES, held_out, removals
 from legible_core.errors import LegibleError
+from legible_core.naming.observe import window_starts
 from legible_core.reading import ReadingRequest
 
 if TYPE_CHECKING:
@@ -68,8 +69,7 @@ def windows_of(ids: Ints, length: int, count: int) -> list[Ints]:
             "give a longer text or a smaller --sample.",
             code="short_corpus",
         )
-    starts = np.linspace(0, available - 1, count).astype(np.int64) * length
-    return [ids[start : start + length] for start in starts]
+    return [ids[start : start + length] for start in window_starts(len(ids), length, count)]
 
 
 def places(ids: Ints, context: int, sample: int, seed: int) -> Iterator[Place]:

@@ -91,13 +91,18 @@ def batches(ids: Ints, length: int, size: int) -> Iterator[Batch]:
         yield Batch(ids[full:][None], following[full:][None])
 
 
+def window_starts(count: int, length: int, wanted: int) -> Ints:
+    """Where windows of `length` tokens begin: `wanted`, evenly spaced over a stream of `count`, or all that it has."""
+    available = count // length
+    return np.linspace(0, available - 1, min(wanted, available)).astype(np.int64) * length
+
+
 def spread(ids: Ints, length: int, tokens: int) -> Ints:
     """About `tokens` tokens of a stream as whole windows evenly spaced over it, joined."""
-    available, wanted = len(ids) // length, max(1, tokens // length)
-    if wanted >= available:
+    wanted = max(1, tokens // length)
+    if wanted >= len(ids) // length:
         return ids
-    starts = np.linspace(0, available - 1, wanted).astype(np.int64) * length
-    return np.concatenate([ids[start : start + length] for start in starts])
+    return np.concatenate([ids[start : start + length] for start in window_starts(len(ids), length, wanted)])
 
 
 def observe(model: Transformer, batch: Batch) -> tuple[list[LayerValues], NDArray[np.float64]]:
