@@ -71,14 +71,14 @@ class Probe(Observed):
             for handle in handles:
                 handle.remove()
 
-    def see_attention(self, operands: tuple[Tensor, ...], outputs: Tensor | None, heads: Tensor) -> None:
+    def see_attention(self, operands: tuple[Tensor, ...], outputs: Tensor | None, heads: Tensor | None) -> None:
         if self._attention in self._heads:
             self._heads[self._attention].append((operands, outputs, heads))
-        if not self._attention:
+        if not self._attention and heads is not None:
             self._tokens += heads.shape[1]
         self._attention += 1
 
-    def see_feed_forward(self, operands: tuple[Tensor, ...], outputs: Tensor) -> None:
+    def see_feed_forward(self, operands: tuple[Tensor, ...], outputs: Tensor | None) -> None:
         if self._feed_forward in self._units:
             self._units[self._feed_forward].append((operands, outputs))
         self._feed_forward += 1

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from legible_core.config import ModelConfig
 from legible_core.model.edited import edited_values
 from legible_core.model.editing import LayerEdits
-from legible_core.model.linear import linear, linears, matrix
+from legible_core.model.linear import Pairs, factoring, linear, linears, matrix, sum_linear
 from legible_core.model.set_operators import boolean_values
 
 
@@ -59,18 +59,23 @@ class Attention(nn.Module):
         matrix(self, "output", d, d, bias)
 
     def forward(
-        self, x: Float[Tensor, "b t d"], cache: KeyValues | None = None, edits: LayerEdits | None = None
+        self,
+        x: Float[Tensor, "b t d"],
+        cache: KeyValues | None = None,
+        edits: LayerEdits | None = None,
+        factored: bool = False,
     ) -> tuple[Float[Tensor, "b t h dh"], tuple[Tensor, ...], Tensor | None]:
         """z of every head, the operands, and the bounded heads' combined values.
 
         x: the normalised residual stream in the compute dtype. edits: those of this layer; the ones that act on values
-        before attention gathers them are applied.
+        before attention gathers them are applied. factored: for `written` alone; Boolean values are [A⊙B ; A] then, and
+        z and the combined values are what that gives.
         Operands: () for linear heads, (V,) for membership heads, (A, B) for Boolean ones, each (b, t, n_special, ·).
         """
         names = ["query", "key", *self._value_names()]
         queries, keys, *rows = linears(self, names, x)
         q, k = self._split(queries), self._split(keys)
-        values, operands, bounded = self._values(rows, x, edits)
+        values, operands, bounded = self._values(rows, x, edits, factored)
         v = values.transpose(1, 2)
         mask, causal = None, True
         if cache is not None:
@@ -82,6 +87,16 @@ class Attention(nn.Module):
                     mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=x.device).tril(earlier)
         z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
         return z.transpose(1, 2), operands, bounded
+
+    def written(self, x: Float[Tensor, "b t d"]) -> tuple[Float[Tensor, "b t d"], tuple[Tensor, ...]]:
+        """What the heads write together, and the operands, where nobody looks at z or at the values.
+
+        Boolean values are factored where a gradient will be taken in float32.
+        """
+        factored = self.n_special > 0 and self.value == "boolean" and factoring(x)
+        z, operands, _ = self(x, factored=factored)
+        pairs = Pairs(self.n_special, self.d_head // 2) if factored else None
+        return sum_linear(self, "output", (z.flatten(-2),), pairs), operands
 
     def values(
         self, x: Float[Tensor, "*s d"], edits: LayerEdits | None = None
@@ -104,7 +119,7 @@ class Attention(nn.Module):
         return [*names, "linear_values"] if self.n_special < self.n_heads else names
 
     def _values(
-        self, rows: Sequence[Tensor], x: Tensor, edits: LayerEdits | None
+        self, rows: Sequence[Tensor], x: Tensor, edits: LayerEdits | None, factored: bool = False
     ) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
         """As `values`, from the rows·x of `_value_names`."""
         if edits is not None and edits.inside_values:
@@ -121,7 +136,7 @@ class Attention(nn.Module):
             operands = torch.sigmoid(parts[0]).chunk(2, -1)
             bounded = combine(operands)
         elif self.n_special:
-            bounded, operands = boolean_values(parts[0])
+            bounded, operands = boolean_values(parts[0], factored)
         if bounded is not None:
             parts[0] = bounded
         return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)), operands, bounded

@@ -17,7 +17,7 @@ from legible_core.config import ModelConfig
 from legible_core.model.activations import FUNCTIONS
 from legible_core.model.edited import edited_hidden
 from legible_core.model.editing import LayerEdits
-from legible_core.model.linear import fusing, join, joint_linears, linear, matrix, sum_linear
+from legible_core.model.linear import Pairs, factoring, fusing, join, joint_linears, linear, matrix, sum_linear
 from legible_core.model.quantifiers import QuantifierState, quantify
 from legible_core.model.set_operators import named_units
 
@@ -76,10 +76,36 @@ class FeedForward(nn.Module):
         Both stay contiguous that way, forwards and backwards, and are not copied beside each other.
         """
         layout = self.layout
-        bounded = layout.n_bounded > layout.n_named
-        if not layout.n_named or bounded or torch.compiler.is_compiling():
+        if not layout.n_named or self._bounded or torch.compiler.is_compiling():
             hidden, operands, after = self.plainly(x, state)
             return (hidden,), operands, after
+        read, plain = self._read(x)
+        named, operands, after = named_units(layout, self.decay, state, read)
+        return (named, *plain), operands, after
+
+    def written(
+        self, x: Float[Tensor, "b t d"], state: QuantifierState | None = None
+    ) -> tuple[Float[Tensor, "b t d"], tuple[Tensor, ...], QuantifierState | None]:
+        """What the layer writes, the operands and the quantifiers' state, where nobody looks at the hidden vector.
+
+        `write` of `parts`; the set operators are factored where a gradient will be taken in float32.
+        """
+        if not self.layout.n_pairs or self._bounded or not factoring(x):
+            parts, operands, after = self.parts(x, state)
+            return self.write(parts), operands, after
+        read, plain = self._read(x)
+        named, operands, after = named_units(self.layout, self.decay, state, read, factored=True)
+        pairs = Pairs(1, self.layout.n_pairs)
+        return sum_linear(self, "down", (named, *plain), pairs), operands, after
+
+    @property
+    def _bounded(self) -> bool:
+        """Whether there are sigmoid units, which stand among the operands."""
+        return self.layout.n_bounded > self.layout.n_named
+
+    def _read(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """row·x of all operands side by side, and the plain units' activations."""
+        layout = self.layout
         names = (["pair_a", "pair_b"] if layout.n_pairs else []) + (["quantifier"] if layout.n_quantifiers else [])
         if fusing(x):
             # One product reads all operands: copying their rows beside each other is nothing to what that saves.
@@ -87,8 +113,7 @@ class FeedForward(nn.Module):
         else:
             read = torch.cat([linear(self, name, x) for name in names], dim=-1)
             plain = [linear(self, layout.activation, x)] if layout.n_plain else []
-        named, operands, after = named_units(layout, self.decay, state, read)
-        return (named, *map(FUNCTIONS[layout.activation], plain)), operands, after
+        return read, tuple(map(FUNCTIONS[layout.activation], plain))
 
     def write(self, parts: tuple[Tensor, ...]) -> Float[Tensor, "b t d"]:
         """The down-projection of a hidden vector in parts."""
@@ -107,7 +132,7 @@ class FeedForward(nn.Module):
         if self.layout.n_quantifiers:
             quantified, after = quantify(operands[2 if self.layout.n_pairs else 0], self.decay, state)
             parts.append(quantified.to(x.dtype))
-        if self.layout.n_bounded > self.layout.n_named:
+        if self._bounded:
             parts.append(operands[-1])
         elif self.layout.n_plain:
             parts.append(FUNCTIONS[self.layout.activation](linear(self, self.layout.activation, x)))
@@ -120,6 +145,6 @@ class FeedForward(nn.Module):
             found += [torch.sigmoid(linear(self, "pair_a", x)), torch.sigmoid(linear(self, "pair_b", x))]
         if self.layout.n_quantifiers:
             found.append(torch.sigmoid(linear(self, "quantifier", x)))
-        if self.layout.n_bounded > self.layout.n_named:
+        if self._bounded:
             found.append(torch.sigmoid(linear(self, self.layout.activation, x)))
         return tuple(found)

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+
+class Pairs(NamedTuple):
+    """Where the first columns of a write matrix are those of set operators: groups of `half` W's and `half` V's.
+
+    For factored set operators (`set_operators.py`), whose product takes W-V in the place of W.
+    """
+
+    groups: int
+    half: int
+
+    def of(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """W and V of a matrix (outputs, inputs), each (outputs, groups, half), as views."""
+        w, v = matrix[:, : 2 * self.groups * self.half].unflatten(1, (self.groups, 2, self.half)).unbind(2)
+        return w, v
 
 
 def matrix(module: nn.Module, name: str, rows: int, columns: int, bias: bool) -> None:
@@ -31,20 +46,30 @@ def linears(module: nn.Module, names: Sequence[str], x: Tensor) -> tuple[Tensor,
     return joint_linears(module, [(name,) for name in names], x)
 
 
-def sum_linear(module: nn.Module, name: str, parts: Sequence[Tensor]) -> Tensor:
+def sum_linear(module: nn.Module, name: str, parts: Sequence[Tensor], pairs: Pairs | None = None) -> Tensor:
     """x Wᵀ (+ bias) of an x whose last dimension comes in parts, without putting them beside each other.
 
-    In bfloat16 they are put there all the same: a sum of products would round once for each part.
+    In bfloat16 they are put there all the same: a sum of products would round once for each part. pairs: x has factored
+    set operators, which it may have only where `factoring` says so.
     """
-    exact = parts[0].dtype != torch.bfloat16 and not torch.is_autocast_enabled(parts[0].device.type)
-    if len(parts) == 1 or not exact or not fusing(parts[0]):
+    if pairs is None and (len(parts) == 1 or not exact(parts[0]) or not fusing(parts[0])):
         return linear(module, name, join(parts))
-    written: Tensor = _SumLinear.apply(getattr(module, name), getattr(module, f"{name}_bias", None), *parts)
+    written: Tensor = _SumLinear.apply(pairs, getattr(module, name), getattr(module, f"{name}_bias", None), *parts)
     return written
+
+
+def factoring(x: Tensor) -> bool:
+    """Whether set operators of x may be factored: W-V rounds, and A is larger than A⊙(1-B), so not in bfloat16."""
+    return exact(x) and fusing(x)
 
 
 def join(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=-1)
+
+
+def exact(x: Tensor) -> bool:
+    """Whether products are computed in full precision, so that a sum may be taken apart without being rounded more."""
+    return x.dtype != torch.bfloat16 and not torch.is_autocast_enabled(x.device.type)
 
 
 def fusing(x: Tensor) -> bool:
@@ -112,9 +137,13 @@ class _Linears(torch.autograd.Function):
 
 class _SumLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, *parts: Tensor) -> Tensor:
+    def forward(ctx: Any, pairs: Pairs | None, weight: Tensor, bias: Tensor | None, *parts: Tensor) -> Tensor:
+        if pairs is not None:
+            weight = weight.clone()
+            w, v = pairs.of(weight)
+            w -= v
         ctx.save_for_backward(weight, *parts)
-        ctx.biased = bias is not None
+        ctx.pairs, ctx.biased = pairs, bias is not None
         out: Tensor | None = None
         for part, columns in zip(parts, _columns(weight, parts), strict=True):
             rows = part.flatten(0, -2)
@@ -131,7 +160,10 @@ class _SumLinear(torch.autograd.Function):
         rows = grad.flatten(0, -2)
         by_parts = [(rows @ c).view_as(part) for part, c in zip(parts, _columns(weight, parts), strict=True)]
         by_weight = torch.cat([rows.T @ part.flatten(0, -2) for part in parts], dim=-1)
-        return by_weight, rows.sum(0) if ctx.biased else None, *by_parts
+        if ctx.pairs is not None:
+            by_w, by_v = ctx.pairs.of(by_weight)
+            by_v -= by_w
+        return None, by_weight, rows.sum(0) if ctx.biased else None, *by_parts
 
 
 def _columns(weight: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -5,6 +5,9 @@ keep both factors of every product, and split and join what stands side by side 
 tensor, so that a pressure on all operands is one operation too; only they are kept for the gradient, which is made in
 place, with the pressure's own share, a piece of some mebibytes after the other. The tests hold values and gradients
 to the plain formulation.
+
+Factored, A stands in the place of A⊙(1-B), for a write matrix with W-V in the place of W (`linear.Pairs`):
+W(A⊙B) + V(A⊙(1-B)) = (W-V)(A⊙B) + V A. No difference is made then, of values or of gradients.
 """
 
 from __future__ import annotations
@@ -70,6 +73,7 @@ def named_units(
     decay: Float[Tensor, " q"],
     state: QuantifierState | None,
     named: Float[Tensor, "b t o"],
+    factored: bool = False,
 ) -> tuple[Float[Tensor, "b t o"], Operands, QuantifierState | None]:
     """The named units, the operands (A, B, m; absent ones left out), and the state after the last token.
 
@@ -77,7 +81,7 @@ def named_units(
     place. decay: λ of the quantifiers. A state, before or after, is a constant to the gradient.
     """
     asked = Asked()
-    hidden, memberships, *after = _NamedUnits.apply(layout, decay, state, asked, named)
+    hidden, memberships, *after = _NamedUnits.apply(layout, decay, state, asked, factored, named)
     return hidden, operands_of(layout, memberships, asked), QuantifierState(*after) if after else None
 
 
@@ -86,52 +90,60 @@ def operands_of(layout: FeedForward, memberships: Tensor, asked: Asked | None = 
     return Operands.of(memberships, widths + ([layout.n_quantifiers] if layout.n_quantifiers else []), asked)
 
 
-def boolean_values(rows: Float[Tensor, "*s h dh"]) -> tuple[Float[Tensor, "*s h dh"], Operands]:
+def boolean_values(
+    rows: Float[Tensor, "*s h dh"], factored: bool = False
+) -> tuple[Float[Tensor, "*s h dh"], Operands]:
     """The Boolean value [A⊙B ; A⊙(1-B)] of every head ("Legible-by-Construction" eq. 2) and A, B, from its rows·x."""
     asked = Asked()
-    values, memberships = _BooleanValues.apply(asked, rows)
+    values, memberships = _BooleanValues.apply(asked, factored, rows)
     return values, Operands.of(memberships, [rows.shape[-1] // 2] * 2, asked)
 
 
 class _BooleanValues(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, asked: Asked, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, asked: Asked, factored: bool, rows: Tensor) -> tuple[Tensor, Tensor]:
         memberships, values = torch.sigmoid(rows), torch.empty_like(rows)
-        _combine(*memberships.chunk(2, -1), *values.chunk(2, -1))
-        ctx.asked = asked
+        _combine(factored, *memberships.chunk(2, -1), *values.chunk(2, -1))
+        ctx.asked, ctx.factored = asked, factored
         ctx.save_for_backward(memberships)
         ctx.set_materialize_grads(False)
         return values, memberships
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, pressed: Tensor | None) -> tuple[None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor | None, pressed: Tensor | None) -> tuple[Tensor | None, ...]:
         (memberships,) = ctx.saved_tensors
         terms = ctx.asked.take()
         if grad is None and pressed is None and terms is None:
-            return None, None
+            return None, None, None
         out = torch.empty_like(memberships)
         grad = torch.zeros_like(memberships) if grad is None else grad
         for v, g, by_v, press in _pieces(2, memberships, grad, out, pressed):
-            _combine_gradient(g, v, press, terms, by_v)
+            _combine_gradient(g, v, press, terms, by_v, ctx.factored)
             aten.sigmoid_backward.grad_input(by_v, v, grad_input=by_v)
-        return None, out
+        return None, None, out
 
 
 class _NamedUnits(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, layout: FeedForward, decay: Tensor, state: QuantifierState | None, asked: Asked, named: Tensor
+        ctx: Any,
+        layout: FeedForward,
+        decay: Tensor,
+        state: QuantifierState | None,
+        asked: Asked,
+        factored: bool,
+        named: Tensor,
     ) -> tuple[Tensor, ...]:
         memberships = named.sigmoid_()
         ctx.mark_dirty(named)
         hidden = torch.empty_like(memberships)
         pairs, held = slice(0, 2 * layout.n_pairs), None
         if layout.n_pairs:
-            _combine(*memberships[..., pairs].chunk(2, -1), *hidden[..., pairs].chunk(2, -1))
+            _combine(factored, *memberships[..., pairs].chunk(2, -1), *hidden[..., pairs].chunk(2, -1))
         if layout.n_quantifiers:
             held = remember(memberships[..., pairs.stop :], decay, state)
             held.write(hidden[..., layout.quantifiers])
-        ctx.layout, ctx.held, ctx.asked = layout, held, asked
+        ctx.layout, ctx.held, ctx.asked, ctx.factored = layout, held, asked, factored
         ctx.save_for_backward(memberships)
         ctx.set_materialize_grads(False)
         if held is None:
@@ -149,7 +161,7 @@ class _NamedUnits(torch.autograd.Function):
         terms = ctx.asked.take()
         if grad is None:
             if pressed is None and terms is None:
-                return (None,) * 5
+                return (None,) * 6
             grad = torch.zeros_like(memberships)
         pairs, rest = slice(0, 2 * layout.n_pairs), slice(2 * layout.n_pairs, None)
         out = torch.empty_like(memberships)
@@ -165,26 +177,35 @@ class _NamedUnits(torch.autograd.Function):
         for v, g, by_v, press in _pieces(1, memberships, grad, out, pressed):
             if layout.n_pairs:
                 press = None if press is None else press[..., pairs]
-                _combine_gradient(g[..., pairs], v[..., pairs], press, ours, by_v[..., pairs])
+                _combine_gradient(g[..., pairs], v[..., pairs], press, ours, by_v[..., pairs], ctx.factored)
             aten.sigmoid_backward.grad_input(by_v, v, grad_input=by_v)
-        return None, by_decay, None, None, out
+        return None, by_decay, None, None, None, out
 
 
-def _combine(a: Tensor, b: Tensor, intersection: Tensor, difference: Tensor) -> None:
+def _combine(factored: bool, a: Tensor, b: Tensor, intersection: Tensor, difference: Tensor) -> None:
     """A⊙B and A⊙(1-B) into their places, as the plain formula rounds: A - A⊙B would lose digits where B is near 1."""
     torch.mul(a, b, out=intersection)
-    torch.sub(ONE, b, out=difference).mul_(a)
+    if factored:
+        difference.copy_(a)
+    else:
+        torch.sub(ONE, b, out=difference).mul_(a)
 
 
 def _combine_gradient(
-    grad: Tensor, memberships: Tensor, pressed: Tensor | None, terms: tuple[Tensor, Tensor] | None, out: Tensor
+    grad: Tensor,
+    memberships: Tensor,
+    pressed: Tensor | None,
+    terms: tuple[Tensor, Tensor] | None,
+    out: Tensor,
+    factored: bool,
 ) -> None:
     """dA = g₂ + B⊙(g₁ - g₂), dB = A⊙(g₁ - g₂), each with the pressures' own share, into the halves of `out`.
 
+    Factored, g₂ is the gradient by A beside A⊙B, and g₁ stands where the difference does.
     pressed: that share as a tensor. terms: base and slope of it, as in `Asked`.
     """
     (by_intersection, by_difference), (a, b), (by_a, by_b) = (x.chunk(2, -1) for x in (grad, memberships, out))
-    apart = by_intersection - by_difference
+    apart = by_intersection if factored else by_intersection - by_difference
     if terms is None and pressed is None:
         torch.addcmul(by_difference, b, apart, out=by_a)
         torch.mul(a, apart, out=by_b)

@@ -65,23 +65,26 @@ class Observed:
     """What the pressures look at: per layer the operands and combined values of both surfaces, and the residual.
 
     residuals: the stream after each layer, for the angle objective. heads: every head's z, for the telemetry.
-    References, not copies.
+    References, not copies. outputs: whether anyone looks at what heads and units put out; in a training step in which
+    nobody does, none of it is collected.
     """
 
+    outputs = True
     attention_operands: list[tuple[Tensor, ...]] = field(default_factory=list)
     attention_outputs: list[Tensor | None] = field(default_factory=list)
     feed_forward_operands: list[tuple[Tensor, ...]] = field(default_factory=list)
-    feed_forward_outputs: list[Tensor] = field(default_factory=list)
+    feed_forward_outputs: list[Tensor | None] = field(default_factory=list)
     residuals: list[Tensor] = field(default_factory=list)
     heads: list[Tensor] = field(default_factory=list)
 
-    def see_attention(self, operands: tuple[Tensor, ...], outputs: Tensor | None, heads: Tensor) -> None:
+    def see_attention(self, operands: tuple[Tensor, ...], outputs: Tensor | None, heads: Tensor | None) -> None:
         """Called by each layer in order, as soon as its attention is done."""
         self.attention_operands.append(operands)
         self.attention_outputs.append(outputs)
-        self.heads.append(heads)
+        if heads is not None:
+            self.heads.append(heads)
 
-    def see_feed_forward(self, operands: tuple[Tensor, ...], outputs: Tensor) -> None:
+    def see_feed_forward(self, operands: tuple[Tensor, ...], outputs: Tensor | None) -> None:
         """Called by each layer in order, as soon as its hidden vector is there."""
         self.feed_forward_operands.append(operands)
         self.feed_forward_outputs.append(outputs)
@@ -142,6 +145,9 @@ class Transformer(nn.Module):
         here = by_layer(edits, start) if edits else None
         flags = []
         for index, layer in enumerate(self.layers):
+            if here is None and cache is None and fusing(x) and (observed is None or not observed.outputs):
+                x = self._unseen(layer, x, observed)
+                continue
             kept = None if cache is None else cache.layers[index]
             x = self._layer(layer, x, None if here is None else here.get(index), kept, observed)[-1]
             if here is not None:
@@ -345,6 +351,21 @@ class Transformer(nn.Module):
         if observed is not None:
             observed.residuals.append(after)
         return x, z, middle, hidden, after
+
+    def _unseen(self, layer: Layer, x: Tensor, observed: Observed | None) -> Tensor:
+        """What `_layer` gives last, for a gradient: nobody sees z or the hidden vector, so they may be factored."""
+        attention, feed_forward = layer.attention, layer.feed_forward
+        written, operands = attention.written(self._compute(layer.attention_norm(x), attention.output))
+        if observed is not None:
+            observed.see_attention(operands, None, None)
+        middle = x + written.float()
+        added, atoms, _ = feed_forward.written(self._compute(layer.feed_forward_norm(middle), feed_forward.down))
+        if observed is not None:
+            observed.see_feed_forward(atoms, None)
+        after = middle + added.float()
+        if observed is not None:
+            observed.residuals.append(after)
+        return after
 
     @staticmethod
     def _compute(x: Tensor, like: Tensor) -> Tensor:

@@ -122,14 +122,15 @@ class Pressing(Observed):
     def __init__(self, attention: Pressure, feed_forward: Pressure, tokens: int) -> None:
         super().__init__()
         self.attention, self.feed_forward, self.tokens = attention, feed_forward, tokens
+        self.outputs = "outputs" in (attention.target, feed_forward.target)
         self.penalty: Tensor | None = None
 
-    def see_attention(self, operands: tuple[Tensor, ...], outputs: Tensor | None, heads: Tensor) -> None:
+    def see_attention(self, operands: tuple[Tensor, ...], outputs: Tensor | None, heads: Tensor | None) -> None:
         layer = len(self.attention_operands)
         super().see_attention(operands, outputs, heads)
         self.penalty = _press(self.penalty, self.attention, layer, self.tokens, operands, outputs)
 
-    def see_feed_forward(self, operands: tuple[Tensor, ...], outputs: Tensor) -> None:
+    def see_feed_forward(self, operands: tuple[Tensor, ...], outputs: Tensor | None) -> None:
         layer = len(self.feed_forward_operands)
         super().see_feed_forward(operands, outputs)
         self.penalty = _press(self.penalty, self.feed_forward, layer, self.tokens, operands, outputs)

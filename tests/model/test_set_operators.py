@@ -13,7 +13,7 @@ from torch import Tensor
 from legible_core.config import FeedForward, ModelConfig
 from legible_core.model import Observed, Transformer, set_operators
 from legible_core.model.attention import combine
-from legible_core.model.linear import joint_linears, linear, linears, sum_linear
+from legible_core.model.linear import Pairs, factoring, joint_linears, linear, linears, sum_linear
 from legible_core.model.quantifiers import QuantifierState
 from legible_core.model.set_operators import Operands, boolean_values, named_units
 from legible_core.training.pressures import Pressing, Pressure, pressure_loss
@@ -72,11 +72,14 @@ def test_boolean_values_have_the_gradient_of_finite_differences(pick: slice) -> 
     assert [operand.shape for operand in operands] == [(2, 3, 2, 2)] * 2
 
 
-def gradients(model: Transformer, dtype: torch.dtype = torch.float32) -> tuple[Tensor, dict[str, Tensor]]:
+def gradients(
+    model: Transformer, dtype: torch.dtype = torch.float32, unseen: bool = False
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Logits and every parameter's gradient under a loss that reaches every output and every operand."""
     model.to_compute(dtype)
     model.zero_grad()
     observed = Observed()
+    observed.outputs = not unseen
     logits = model(random_ids(12, batch=2), observed=observed)
     loss = logits.square().mean()
     for operands in (*observed.attention_operands, *observed.feed_forward_operands):
@@ -87,10 +90,14 @@ def gradients(model: Transformer, dtype: torch.dtype = torch.float32) -> tuple[T
     return logits.detach(), {name: grad.float() for name, grad in found.items() if grad is not None}
 
 
+@pytest.mark.parametrize("unseen", [False, True])
 @pytest.mark.parametrize("config", designs())
-def test_the_fused_model_is_the_plain_model(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fused_model_is_the_plain_model(
+    config: ModelConfig, unseen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what heads and units put out, and where nobody sees that, so that set operators are factored."""
     model = tiny_model(config)
-    fused, by_fused = gradients(model)
+    fused, by_fused = gradients(model, unseen=unseen)
     # What a compiler is given is the plain formulation.
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     plain, by_plain = gradients(model)
@@ -131,11 +138,14 @@ def test_a_pressure_that_leaves_its_gradient_to_the_operators_is_the_plain_one(
                 assert torch.allclose(ours.expand_as(grad), grad, rtol=1e-4, atol=2e-6), name
 
 
-def test_the_fused_model_is_as_good_as_the_plain_one_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("unseen", [False, True])
+def test_the_fused_model_is_as_good_as_the_plain_one_in_bfloat16(
+    unseen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each against float32: a fused step rounds less often than the plain one, not more."""
     config = tiny_config(biased=True)
     exact, by_exact = gradients(tiny_model(config))
-    fused, by_fused = gradients(tiny_model(config), torch.bfloat16)
+    fused, by_fused = gradients(tiny_model(config), torch.bfloat16, unseen)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     plain, by_plain = gradients(tiny_model(config), torch.bfloat16)
     assert (fused - exact).norm() < 1.2 * (plain - exact).norm()
@@ -143,6 +153,57 @@ def test_the_fused_model_is_as_good_as_the_plain_one_in_bfloat16(monkeypatch: py
     for name, grad in by_exact.items():
         allowed = max(1.5 * (by_plain[name] - grad).norm(), 0.02 * grad.norm())
         assert (by_fused[name] - grad).norm() < allowed, name
+
+
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout.n_pairs])
+def test_factored_units_have_a_in_the_place_of_the_differences(layout: FeedForward) -> None:
+    read = torch.randn(2, 3, 2 * layout.n_pairs + layout.n_quantifiers, dtype=torch.float64, requires_grad=True)
+    decay = torch.rand(layout.n_quantifiers, dtype=torch.float64, requires_grad=True)
+
+    def run(decay: Tensor, read: Tensor) -> tuple[Tensor, ...]:
+        named, operands, _ = named_units(layout, decay, None, read.clone(), factored=True)
+        return named, operands.joint
+
+    assert torch.autograd.gradcheck(run, (decay, read))
+    factored, memberships = run(decay, read)
+    plain = named_units(layout, decay, None, read.clone())[0]
+    assert torch.equal(factored[..., layout.differences], memberships[..., : layout.n_pairs])
+    assert torch.equal(factored[..., layout.intersections], plain[..., layout.intersections])
+    assert torch.equal(factored[..., layout.quantifiers], plain[..., layout.quantifiers])
+
+
+def test_factored_values_have_a_in_the_place_of_the_differences() -> None:
+    rows = torch.randn(2, 3, 2, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda rows: boolean_values(rows, factored=True)[0], (rows,))
+    values, (a, b) = boolean_values(rows, factored=True)
+    assert torch.equal(values, torch.cat([a * b, a], -1))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("pairs", [Pairs(1, 8), Pairs(3, 4), Pairs(1, 24)])
+def test_factored_set_operators_are_written_as_the_plain_ones(pairs: Pairs, biased: bool) -> None:
+    layer = tiny_model(tiny_config(biased=biased)).layers[0].feed_forward
+    a, b = (torch.rand(2, 5, pairs.groups, pairs.half, requires_grad=True) for _ in range(2))
+    rest = torch.randn(2, 5, 48 - 2 * pairs.groups * pairs.half, requires_grad=True)
+    found = []
+    for second, factored in ((a * (1.0 - b), None), (a, pairs)):
+        operators = torch.cat([a * b, second], -1).flatten(-2)
+        parts = (operators, rest) if rest.shape[-1] else (operators,)
+        out = sum_linear(layer, "down", parts, factored) if factored else linear(layer, "down", torch.cat(parts, -1))
+        weights = [a, b, *parts[1:], layer.down, *([layer.down_bias] if biased else [])]
+        found.append([out, *torch.autograd.grad(out.sin().sum(), weights)])
+    for theirs, mine in zip(*found, strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_factored_in_bfloat16_nor_without_a_gradient() -> None:
+    x = torch.randn(3, requires_grad=True)
+    assert factoring(x)
+    assert not factoring(x.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not factoring(x)
+    with torch.no_grad():
+        assert not factoring(x)
 
 
 @pytest.mark.parametrize("biased", [False, True])

@@ -149,7 +149,9 @@ def test_pressing_on_the_way_is_pressing_afterwards(config: object, target: str)
         loss = model(ids, observed=observed).square().mean()
         penalty = pressure_loss(observed, attention, feed_forward, 50)
         if isinstance(observed, Pressing):
-            assert len(observed.feed_forward_outputs) == len(observed.heads) == 3
+            # What nobody presses is not collected.
+            assert [seen is None for seen in observed.feed_forward_outputs] == [target == "operands"] * 3
+            assert len(observed.heads) == (3 if target == "outputs" else 0)
             penalty = observed.penalty
         if penalty is not None:
             assert penalty.item() > 0
@@ -160,7 +162,8 @@ def test_pressing_on_the_way_is_pressing_afterwards(config: object, target: str)
         found.append([penalty, *(parameter.grad for parameter in model.parameters())])
     for after, way in zip(*found, strict=True):
         assert (after is None) == (way is None)
-        assert after is None or torch.allclose(after, way, rtol=1e-5, atol=1e-7)
+        # On the way the set operators are factored, which rounds otherwise.
+        assert after is None or torch.allclose(after, way, rtol=1e-4, atol=2e-6)
 
 
 def test_pressure_gradient() -> None:
