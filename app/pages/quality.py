@@ -66,6 +66,7 @@ class Judged:
     missing: str | None
     twin: str | None
     twin_href: str | None
+    unmatched: str | None = None
     note: str = POOLED
 
 
@@ -77,8 +78,9 @@ def judged(checkpoint: Checkpoint, catalogue: Catalogue, urls: Urls) -> Judged:
     tables = []
     for name, task in sorted((stored.tasks if stored is not None else {}).items()):
         tables.append(table(task, theirs.tasks.get(name) if theirs is not None else None))
-    slug = twin.slug if twin is not None else None
-    return Judged(tuple(tables), missing, slug, urls.model(twin.slug) if twin is not None else None)
+    if twin is None:
+        return Judged(tuple(tables), missing, None, None)
+    return Judged(tuple(tables), missing, twin.slug, urls.model(twin.slug), unmatched(checkpoint, twin))
 
 
 def stored_of(checkpoint: Checkpoint) -> tuple[Evaluation | None, str | None]:
@@ -101,6 +103,23 @@ def twin_of(checkpoint: Checkpoint, catalogue: Catalogue) -> Checkpoint | None:
         return catalogue.get(named) if named else None
     except LegibleError:
         return None
+
+
+def unmatched(checkpoint: Checkpoint, twin: Checkpoint) -> str | None:
+    """That the two saw unequally many tokens, where both cards say how many."""
+    ours, theirs = tokens_of(checkpoint), tokens_of(twin)
+    if ours is None or theirs is None or ours == theirs:
+        return None
+    return (
+        f"Not matched: {checkpoint.slug} was trained on {ours:,} tokens and {twin.slug} on {theirs:,}, so the "
+        "difference is of the training as well as of the design."
+    )
+
+
+def tokens_of(checkpoint: Checkpoint) -> int | None:
+    """How many tokens a checkpoint was trained on, by its card."""
+    said = checkpoint.card.fields.get("tokens", "")
+    return int(said) if said.isascii() and said.isdigit() else None
 
 
 @lru_cache(maxsize=16)
@@ -192,7 +211,8 @@ def document(
     return {
         "checkpoint": checkpoint.hash,
         "slug": checkpoint.slug,
-        "twin": None if twin is None else {"checkpoint": twin.hash, "slug": twin.slug},
+        "tokens": tokens_of(checkpoint),
+        "twin": None if twin is None else {"checkpoint": twin.hash, "slug": twin.slug, "tokens": tokens_of(twin)},
         "tasks": {name: _task_document(task, theirs.get(name)) for name, task in results.items()},
     }
 
@@ -268,4 +288,5 @@ def report(
             lines.append("  ".join(cells).rstrip())
         if shown.parts and not paradigms:
             lines.append(f"{len(shown.parts)} paradigms are pooled here; --paradigms shows each of them.")
-    return "\n".join([*lines, "", POOLED]).lstrip("\n")
+    notes = [POOLED] if twin is None else [POOLED, *filter(None, [unmatched(checkpoint, twin)])]
+    return "\n".join([*lines, "", *notes]).lstrip("\n")

@@ -10,7 +10,7 @@ from evaluation_samples import make_checkpoint
 from fastapi.testclient import TestClient
 
 from app.main import create_app
-from app.pages.quality import stored_of, table
+from app.pages.quality import document, report, stored_of, table
 from app.settings import Settings
 from legible_core.checkpoint import write_card
 from legible_core.evaluation.records import FILE, Evaluation, PartResult, TaskResult
@@ -62,6 +62,26 @@ def test_figures_stand_beside_the_twins(site):
     figure = client.get("/models/ours.json").json()["evaluation"]["blimp"]["figures"]["acc"]
     assert figure["value"] == 0.75
     assert "paired difference" not in client.get("/models/twin").text
+
+
+def test_a_twin_that_saw_other_tokens_is_said_to_be_no_match(site):
+    """On the page and in the terminal; nothing is said where the cards agree, or where one does not say."""
+    client, ours, twin = site
+    Evaluation(ours.hash, {"blimp": result([1, 0])}).write(ours.path / FILE)
+    words = "Not matched: ours was trained on 25,001,984 tokens and twin on 12,001,280"
+    for theirs, expected in (("12001280", True), ("25001984", False), ("", False)):
+        write_card(ours.path, Card({"twin": "twin", "tokens": "25001984"}))
+        write_card(twin.path, Card({"tokens": theirs} if theirs else {}))
+        client.app.state.services.catalogue.refresh()
+        client.app.state.kept_pages.clear()
+        assert (words in client.get("/models/ours").text) == expected
+        catalogue = client.app.state.services.catalogue
+        pair = catalogue.get("ours"), catalogue.get("twin")
+        results = {"blimp": result([1, 0])}
+        assert (words in report(pair[0], results, pair[1], results)) == expected
+        said = document(pair[0], results, pair[1], results)
+        assert said["tokens"] == 25_001_984
+        assert said["twin"]["tokens"] == (int(theirs) if theirs else None)
 
 
 def test_the_cards_lines_have_words(site, tokenizer_path, tmp_path):
