@@ -123,9 +123,8 @@ def train(
                 telemetry_every=telemetry_every,
                 precision=_precision(precision, place),
                 compiled=compiled,
+                begin=None if begin is None or begin_tokens is None else (open_checkpoint(begin), begin_tokens),
             )
-            if begin is not None and begin_tokens is not None:
-                run.begin_from(open_checkpoint(begin), begin_tokens)
             reporter.listen()
             where: Path | None = folder
             if decay:

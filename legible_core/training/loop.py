@@ -75,8 +75,12 @@ class Run:
     """A recipe, its data and its folder.
 
     text: the training text (`sources.find_source`, or a path). device: where to train; of several processes, each has
-    its own. precision, compiled: as `step.Objective` has them. Raises `Conflict` when the folder belongs to another
-    recipe, tokenizer or text.
+    its own. precision, compiled: as `step.Objective` has them.
+    begin: a checkpoint and how many tokens it was trained on; a run without a state begins from its weights, as if so
+    many had been trained: text and stages go on there. The optimiser starts anew, so the rate warms up again.
+
+    Raises `Conflict` when the folder belongs to another recipe, tokenizer or text, and when the checkpoint to begin
+    from has another shape or tokenizer; the folder is no run's then.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class Run:
         telemetry_every: int = EVERY_STEPS,
         precision: Precision = "float32",
         compiled: bool = False,
+        begin: tuple[Checkpoint, int] | None = None,
     ) -> None:
         self.recipe, self.folder, self.device = recipe, folder, torch.device(device)
         self.telemetry_every, self.precision, self.compiled = telemetry_every, precision, compiled
@@ -106,7 +111,10 @@ class Run:
         self.model = Transformer(recipe.model.config(recipe.data.vocab_size))
         with first_alone() as first:
             if first:
+                beginning = None if begin is None or has_state(folder / "state") else self._beginning(*begin)
                 claim(folder, recipe, self.tokenizer, tokenizer, corpus)
+                if beginning is not None:
+                    write_state(folder / "state", *beginning)
 
     def train(
         self,
@@ -156,40 +164,6 @@ class Run:
             raise KeyboardInterrupt
         return branch
 
-    def begin_from(self, checkpoint: Checkpoint, tokens: int) -> None:
-        """Start a fresh run from a checkpoint's weights, as if `tokens` had been trained: text and stages go on there.
-
-        The optimiser starts anew, so the rate warms up again from that step. Does nothing when the run has a state.
-        Raises `Conflict` when the checkpoint has another shape or tokenizer than the recipe.
-        """
-        with first_alone() as first:
-            if first and not has_state(self.folder / "state"):
-                self._begin(checkpoint, tokens)
-
-    def _begin(self, checkpoint: Checkpoint, tokens: int) -> None:
-        model = load(checkpoint)
-        if model.config != self.model.config:
-            raise Conflict(
-                f"{checkpoint.path} has another shape than the recipe's [model]; give a checkpoint of the same recipe."
-            )
-        theirs = Tokenizer.from_file(str(checkpoint.tokenizer_path))
-        if theirs.to_str() != self.tokenizer.to_str():
-            raise Conflict(
-                f"{checkpoint.path} has another tokenizer than the run; give its own with --tokenizer "
-                f"{checkpoint.tokenizer_path}."
-            )
-        step = tokens // self.recipe.schedule.batch_tokens
-        if step < 1:
-            raise LegibleError("Say how many tokens the checkpoint was trained on, at least one batch: --from-tokens.")
-        optimiser = Optimiser(model, self.recipe.optimiser)
-        guard = Guard()
-        guard.settle = self.recipe.schedule.warmup_tokens // self.recipe.schedule.batch_tokens + 2 * guard.horizon
-        meta = {
-            "step": step, "tokens": step * self.recipe.schedule.batch_tokens, "guard": guard.to_json(),
-            "decay_from": None, "warm_from": step, "begun_from": checkpoint.hash,
-        }  # fmt: skip
-        write_state(self.folder / "state", dict(model.named_parameters()), optimiser.empty_state(), meta)
-
     @torch.no_grad()
     def held_out_loss(self, batch: int = 16) -> Tensor:
         """Next-token loss of every token of the held-out slice, in order, float32: pair two runs for a difference."""
@@ -211,6 +185,31 @@ class Run:
         return loaded[2]
 
     # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _beginning(self, checkpoint: Checkpoint, tokens: int) -> tuple[dict[str, Tensor], dict[str, Tensor], Any]:
+        """The state that a run has which begins from a checkpoint: weights, an optimiser's empty buffers, and meta."""
+        model = load(checkpoint)
+        if model.config != self.model.config:
+            raise Conflict(
+                f"{checkpoint.path} has another shape than the recipe's [model]; give a checkpoint of the same recipe."
+            )
+        theirs = Tokenizer.from_file(str(checkpoint.tokenizer_path))
+        if theirs.to_str() != self.tokenizer.to_str():
+            raise Conflict(
+                f"{checkpoint.path} has another tokenizer than the run; give its own with --tokenizer "
+                f"{checkpoint.tokenizer_path}."
+            )
+        step = tokens // self.recipe.schedule.batch_tokens
+        if step < 1:
+            raise LegibleError("Say how many tokens the checkpoint was trained on, at least one batch: --from-tokens.")
+        optimiser = Optimiser(model, self.recipe.optimiser)
+        guard = Guard()
+        guard.settle = self.recipe.schedule.warmup_tokens // self.recipe.schedule.batch_tokens + 2 * guard.horizon
+        meta = {
+            "step": step, "tokens": step * self.recipe.schedule.batch_tokens, "guard": guard.to_json(),
+            "decay_from": None, "warm_from": step, "begun_from": checkpoint.hash,
+        }  # fmt: skip
+        return dict(model.named_parameters()), optimiser.empty_state(), meta
 
     def _go(
         self,

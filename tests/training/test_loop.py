@@ -16,6 +16,7 @@ from app.cli import build
 from legible_core.checkpoint import save
 from legible_core.errors import Conflict, Corrupt, LegibleError, Unavailable
 from legible_core.folder import Card
+from legible_core.registry import Checkpoint
 from legible_core.training import loop
 from legible_core.training import step as step_module
 from legible_core.training.loop import Diverged, Run, Step
@@ -49,8 +50,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def start(recipe: Recipe, folder: Path, text: Path) -> Run:
-    return Run(recipe, folder, text, cache=text.parent / "cache", tokenizer=_tokenizer(text))
+def start(recipe: Recipe, folder: Path, text: Path, begin: tuple[Checkpoint, int] | None = None) -> Run:
+    return Run(recipe, folder, text, cache=text.parent / "cache", tokenizer=_tokenizer(text), begin=begin)
 
 
 def _tokenizer(text: Path) -> Path:
@@ -336,8 +337,7 @@ def test_a_run_begins_from_shipped_weights(tmp_path: Path, text: Path) -> None:
     first.train(lambda step: True)
     shipped = save(tmp_path / "shipped", first.model, first.folder / "tokenizer.json", Card({}), dtype="float32")
     longer = replace(RECIPE, schedule=replace(RECIPE.schedule, tokens=1280))
-    second = start(longer, tmp_path / "second", text)
-    second.begin_from(shipped, 640)
+    second = start(longer, tmp_path / "second", text, (shipped, 640))
     seen: list[Step] = []
 
     def watch(step: Step) -> bool:
@@ -345,14 +345,14 @@ def test_a_run_begins_from_shipped_weights(tmp_path: Path, text: Path) -> None:
         return step.number < 13
 
     second.train(watch)
-    resumed = start(longer, tmp_path / "second", text)
-    resumed.begin_from(shipped, 640)  # a run that has a state goes on from that instead
+    # A run that has a state goes on from that instead.
+    resumed = start(longer, tmp_path / "second", text, (shipped, 640))
     resumed.train(lambda step: seen.append(step) or True)  # type: ignore[func-returns-value]
     assert [step.number for step in seen] == list(range(11, 21))
     # The rate warms up anew from where it begins, and an interruption does not warm it up again.
     assert [step.factor for step in seen] == pytest.approx([1 / 3, 2 / 3, *[1.0] * 8])
-    unbroken = start(replace(longer, schedule=replace(longer.schedule, warmup_tokens=64)), tmp_path / "third", text)
-    unbroken.begin_from(shipped, 640)
+    schedule = replace(longer.schedule, warmup_tokens=64)
+    start(replace(longer, schedule=schedule), tmp_path / "third", text, (shipped, 640))
     state = read_state(tmp_path / "third" / "state")
     assert state is not None
     for name, value in first.model.named_parameters():
@@ -364,4 +364,8 @@ def test_a_run_refuses_weights_of_another_shape(tmp_path: Path, text: Path) -> N
     shipped = save(tmp_path / "shipped", first.model, first.folder / "tokenizer.json", Card({}), dtype="float32")
     other = replace(RECIPE, model=replace(RECIPE.model, d_model=32))
     with pytest.raises(Conflict, match="another shape"):
-        start(other, tmp_path / "second", text).begin_from(shipped, 640)
+        start(other, tmp_path / "second", text, (shipped, 640))
+    with pytest.raises(LegibleError, match="--from-tokens"):
+        start(RECIPE, tmp_path / "second", text, (shipped, 0))
+    assert not (tmp_path / "second" / "recipe.json").exists(), "a folder that was refused is no run's"
+    start(RECIPE, tmp_path / "second", text, (shipped, 640))
