@@ -139,7 +139,7 @@ def unit_strips(
                 )
             marks.append(
                 f'<a href="{escape(href(name))}" aria-label="{escape(glyph(unit))} {name} {signed(value)}"'
-                f'{_current(name == selected)}>'
+                f"{_current(name == selected)}>"
                 f'<rect class="{tone}" x="{x - 1.5:.1f}" y="{y + 1}" width="3" height="{ROW - 6}"/>{text}</a>'
             )
     parts.append(f'<path class="line" d="M{zero:g} 0V{ROW * layers}"/>')

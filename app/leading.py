@@ -1,7 +1,7 @@
 """Which readings a component led: written with each reading, looked up by an index.
 
-    put_leading(connection, reading_id, checkpoint_hash, reading)
-    readings_led_by(database, checkpoint_hash, "L5.u263")          # newest first, with its term and the target's rank
+put_leading(connection, reading_id, checkpoint_hash, reading)
+readings_led_by(database, checkpoint_hash, "L5.u263")          # newest first, with its term and the target's rank
 """
 
 from __future__ import annotations

@@ -158,9 +158,7 @@ class Notes:
         )
         with self.database.read() as connection:
             notes = [_note(row) for row in connection.execute(revisions)]
-            cast = [
-                CastVote(r.component, r.label, r.author, r.vote, r.voted_at) for r in connection.execute(votes)
-            ]
+            cast = [CastVote(r.component, r.label, r.author, r.vote, r.voted_at) for r in connection.execute(votes)]
         return notes, cast
 
     def mark(self, checkpoint_hash: str | None = None) -> int:

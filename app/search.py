@@ -169,9 +169,7 @@ def _operands(indexes: Sequence[int], conditions: Conditions) -> Statement:
     return select(*_OPERAND).where(_sifting(NameOperandRow.index_id, indexes), *_operand_terms(conditions))
 
 
-def _promoting(
-    indexes: Sequence[int], token: Token, conditions: Conditions, limit: int, offset: int
-) -> Statement:
+def _promoting(indexes: Sequence[int], token: Token, conditions: Conditions, limit: int, offset: int) -> Statement:
     """Components whose promote list holds the token, best rank first; lists of rare tokens after the others."""
     terms = list(_component_terms(conditions))
     entries = _entries(indexes, token, (PROMOTE, RARE), None if terms else (limit, offset))
@@ -181,9 +179,7 @@ def _promoting(
     return found.order_by(*best).limit(limit).offset(offset if terms else 0)
 
 
-def _detecting(
-    indexes: Sequence[int], token: Token, conditions: Conditions, limit: int, offset: int
-) -> Statement:
+def _detecting(indexes: Sequence[int], token: Token, conditions: Conditions, limit: int, offset: int) -> Statement:
     """Operands whose detect list leads with the token, best rank first."""
     terms = list(_operand_terms(conditions))
     entries = _entries(indexes, token, (DETECT,), None if terms else (limit, offset))

@@ -268,9 +268,7 @@ def _with_formula(query: Query, text: str) -> Query:
         conditions = replace(conditions, promotes=_label(right))
     query = replace(query, conditions=conditions)
     if query.empty:
-        raise LegibleError(
-            "A formula of stars alone says nothing.", code="bad_formula", status=422, hint=_FORMULAS
-        )
+        raise LegibleError("A formula of stars alone says nothing.", code="bad_formula", status=422, hint=_FORMULAS)
     return query
 
 
@@ -306,9 +304,7 @@ def _range(value: str) -> tuple[float | None, float | None]:
 
 
 def _bad(name: str, value: str, valid: str) -> LegibleError:
-    return LegibleError(
-        f"The filter {name} cannot be {_short(value)!r}; it is {valid}.", code="bad_filter", status=422
-    )
+    return LegibleError(f"The filter {name} cannot be {_short(value)!r}; it is {valid}.", code="bad_filter", status=422)
 
 
 def _short(text: str) -> str:

@@ -72,7 +72,13 @@ def read(
         raise LegibleError(f"top is {top}; it must be from 0 to {MAX_TOP}.", code="bad_top")
     engine = model if isinstance(model, Engine) else load(model)
     request = engine.request(
-        prompt, position=position, target=target, contrast=contrast, relative_to=relative_to, edits=as_edits(edits),
-        bos=bos, chat=chat,
+        prompt,
+        position=position,
+        target=target,
+        contrast=contrast,
+        relative_to=relative_to,
+        edits=as_edits(edits),
+        bos=bos,
+        chat=chat,
     )
     return engine.read(request, top=top, promoted=PROMOTED)

@@ -1,7 +1,7 @@
 """A file of arrays beside a checkpoint's weights: of these weights, in this format, or not read; imports no torch.
 
-    STORED = ArrayFile("history.safetensors", "legible-history", "1", "measure the history again")
-    found = STORED.load(folder, checkpoint.hash, NAMES)     # (metadata, arrays); None without a file of these weights
+STORED = ArrayFile("history.safetensors", "legible-history", "1", "measure the history again")
+found = STORED.load(folder, checkpoint.hash, NAMES)     # (metadata, arrays); None without a file of these weights
 """
 
 from __future__ import annotations

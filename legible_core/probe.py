@@ -1,9 +1,9 @@
 """What a cached pass leaves behind of the components that are watched; no value is computed twice for it.
 
-    probe = Probe(model, components)
-    with probe.attached():
-        model.residual(ids, cache=cache, observed=probe)      # any number of passes
-    values = probe.values(cache)                              # (tokens of these passes, components)
+probe = Probe(model, components)
+with probe.attached():
+    model.residual(ids, cache=cache, observed=probe)      # any number of passes
+values = probe.values(cache)                              # (tokens of these passes, components)
 """
 
 from __future__ import annotations

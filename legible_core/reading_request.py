@@ -1,8 +1,8 @@
 """What a reading is asked: checkpoint, ids, place, target, contrast and edits, with the digest that names it; no torch.
 
-    request = ReadingRequest(checkpoint.hash, ids, target=1234)
-    request.check(checkpoint.config)        # one sentence where this checkpoint cannot serve it
-    request.digest                          # the same for every position, target and contrast of this prompt
+request = ReadingRequest(checkpoint.hash, ids, target=1234)
+request.check(checkpoint.config)        # one sentence where this checkpoint cannot serve it
+request.digest                          # the same for every position, target and contrast of this prompt
 """
 
 from __future__ import annotations

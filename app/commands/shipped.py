@@ -1,6 +1,6 @@
 """What came with a shipped checkpoint is replaced only where that was asked for.
 
-    keep_shipped(checkpoint, ("names.json",), replace=False)      # raises Conflict where they are there
+keep_shipped(checkpoint, ("names.json",), replace=False)      # raises Conflict where they are there
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Findings: collections of readings, units and heads in an order, with a text; each has its own address.
 
-    GET  /findings, /findings.json                              all, the last changed first, and a form for a new one
-    POST /findings                                              title, text, items (one address a line), author
-    GET  /findings/{id}[.json], POST /findings/{id}             the page, and an edit made from `revision`
-    GET  /findings/{id}/edit, POST /findings/{id}/delete
-    GET  /findings/add?item=, POST /findings/{id}/add           put something shown elsewhere at the end of one
+GET  /findings, /findings.json                              all, the last changed first, and a form for a new one
+POST /findings                                              title, text, items (one address a line), author
+GET  /findings/{id}[.json], POST /findings/{id}             the page, and an edit made from `revision`
+GET  /findings/{id}/edit, POST /findings/{id}/delete
+GET  /findings/add?item=, POST /findings/{id}/add           put something shown elsewhere at the end of one
 """
 
 from __future__ import annotations
@@ -196,9 +196,11 @@ def item_of(services: Services, request: Request, address: str) -> Item:
     )
     if stored is not None:
         chosen = Chosen(stored.position, stored.target, stored.contrast, stored.relative_to, asked.component or None)
-    elif asked.position is not None and asked.target is not None and max(
-        asked.position, asked.target, asked.contrast or 0
-    ) <= MAX_INTEGER:
+    elif (
+        asked.position is not None
+        and asked.target is not None
+        and max(asked.position, asked.target, asked.contrast or 0) <= MAX_INTEGER
+    ):
         relative = asked.relative_to or ("nothing" if asked.contrast is None else "contrast")
         chosen = Chosen(asked.position, asked.target, asked.contrast, relative, asked.component or None)
     else:

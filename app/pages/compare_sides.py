@@ -119,7 +119,6 @@ def look(services: Services, urls: Urls, name: str, address: str) -> Side:
     return Side(name, slug, prompt, asked, checkpoint, stored, job)
 
 
-
 def _checkpoint(services: Services, checkpoint_hash: str) -> Checkpoint | None:
     """None when the checkpoint is gone, which does not stop a stored reading from being compared."""
     try:

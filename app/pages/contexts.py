@@ -1,7 +1,7 @@
 """A component over the tokens of a text that was read: which texts there are, and what the worker says of one.
 
-    context = context_of(services, urls, checkpoint, Head(5, 2), asked, address)
-    context.strip            # the tokens, shaded by attention or by the unit's value
+context = context_of(services, urls, checkpoint, Head(5, 2), asked, address)
+context.strip            # the tokens, shaded by attention or by the unit's value
 """
 
 from __future__ import annotations

@@ -84,9 +84,7 @@ class HeadPage:
 
 
 @router.get("/{head}.json")
-def head_json(
-    slug: str, head: str, request: Request, services: Annotated[Services, Depends(services)]
-) -> Response:
+def head_json(slug: str, head: str, request: Request, services: Annotated[Services, Depends(services)]) -> Response:
     """The JSON twin: every channel's name."""
     checkpoint, component = _find(services, slug, head)
     names, missing = names_of(checkpoint)
@@ -133,9 +131,7 @@ def _find(services: Services, slug: str, text: str) -> tuple[Checkpoint, Head]:
     return checkpoint, component
 
 
-def _head(
-    services: Services, request: Request, checkpoint: Checkpoint, head: Head, asked: AskedContext
-) -> HeadPage:
+def _head(services: Services, request: Request, checkpoint: Checkpoint, head: Head, asked: AskedContext) -> HeadPage:
     urls = urls_for(request)
     config = checkpoint.config
     names, missing = names_of(checkpoint)

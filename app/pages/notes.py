@@ -1,10 +1,10 @@
 """Names, notes and votes of people: the form and the history of a component's, a checkpoint's as a file and back.
 
-    GET  /models/{slug}/notes, …/notes.json                     all of a checkpoint; the JSON is the file to import
-    POST /models/{slug}/notes/import                            a file, or the JSON itself as the body
-    GET  /models/{slug}/notes/{component}[.json]                the form and every earlier state
-    POST /models/{slug}/notes/{component}                       revision, name, text, author
-    POST /models/{slug}/notes/{component}/votes                 cast ("right L5.p39.A determiner"), author
+GET  /models/{slug}/notes, …/notes.json                     all of a checkpoint; the JSON is the file to import
+POST /models/{slug}/notes/import                            a file, or the JSON itself as the body
+GET  /models/{slug}/notes/{component}[.json]                the form and every earlier state
+POST /models/{slug}/notes/{component}                       revision, name, text, author
+POST /models/{slug}/notes/{component}/votes                 cast ("right L5.p39.A determiner"), author
 """
 
 from __future__ import annotations
@@ -113,9 +113,7 @@ def note_json(slug: str, component: str, services: Annotated[Services, Depends(s
 
 
 @router.get("/notes/{component}")
-def note(
-    slug: str, component: str, request: Request, services: Annotated[Services, Depends(services)]
-) -> Response:
+def note(slug: str, component: str, request: Request, services: Annotated[Services, Depends(services)]) -> Response:
     """The form for a component, and the history of what was said."""
     checkpoint, found = _find(services, slug, component)
     current = services.notes.current(checkpoint.hash, str(found))

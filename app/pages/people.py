@@ -1,6 +1,6 @@
 """What people say of a component, as pages show it: beside what the machine says, never instead of it.
 
-    people_of(services, urls, request, checkpoint, component)     # names, notes and votes on it and its operands
+people_of(services, urls, request, checkpoint, component)     # names, notes and votes on it and its operands
 """
 
 from __future__ import annotations
@@ -63,9 +63,7 @@ class People:
     author: str
 
 
-def people_of(
-    services: Services, urls: Urls, request: Request, checkpoint: Checkpoint, component: Component
-) -> People:
+def people_of(services: Services, urls: Urls, request: Request, checkpoint: Checkpoint, component: Component) -> People:
     """What is said of a component and of its operands, and the votes on its labels."""
     names, _ = names_of(checkpoint)
     labels = labels_of(names, component)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from app.pages.compare_form import CompareForm
     from app.pages.revisions import Revised
 
+
 @dataclass(frozen=True, slots=True)
 class Link:
     name: str
@@ -330,7 +331,8 @@ def with_shares(c: Contributor, names: Names | None) -> Contributor:
     if names is None or names.plain is not None or all(o.on is not None for o in c.operands):
         return c
     operands = (
-        o if operand_within(names.config, parse(o.id)) is None
+        o
+        if operand_within(names.config, parse(o.id)) is None
         else o.model_copy(update={"on": names.operand(parse(o.id), 0).on})
         for o in c.operands
     )

@@ -55,7 +55,13 @@ def sum_line(summary: Summary) -> SumLine:
     if summary.logit_softcap is not None:
         what += f" before the soft-cap at {summary.logit_softcap:g}"
     return SumLine(
-        tuple(groups), floor, summary.sum, what, summary.value, summary.residual, summary.tolerance,
+        tuple(groups),
+        floor,
+        summary.sum,
+        what,
+        summary.value,
+        summary.residual,
+        summary.tolerance,
         said_shares(summary.shares),
     )
 

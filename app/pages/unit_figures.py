@@ -1,14 +1,14 @@
 """The numbers behind the figures of a unit's page, as CSV and JSON.
 
-    GET /models/{slug}/units/{unit}/figures/{figure}.csv, .json
+GET /models/{slug}/units/{unit}/figures/{figure}.csv, .json
 
-    histogram-A, -B, -m, -value   values of an operand over the scan: from, to, share of tokens; of an ordinary unit
-                                  the number of tokens too, and no end where the outermost bins are open
-    active, suppresses            of an ordinary unit: the tokens on which it is strongest, and those it lowers most
-    promotes                      rank, token, weight; the unit's place among the components that list the token
-    decay                         what is left of an ON after n tokens
-    reach                         the most that a membership changed n tokens back changes the unit now
-    history                       what the unit was at each snapshot of the training, where a history is stored
+histogram-A, -B, -m, -value   values of an operand over the scan: from, to, share of tokens; of an ordinary unit
+                              the number of tokens too, and no end where the outermost bins are open
+active, suppresses            of an ordinary unit: the tokens on which it is strongest, and those it lowers most
+promotes                      rank, token, weight; the unit's place among the components that list the token
+decay                         what is left of an ON after n tokens
+reach                         the most that a membership changed n tokens back changes the unit now
+history                       what the unit was at each snapshot of the training, where a history is stored
 """
 
 from __future__ import annotations

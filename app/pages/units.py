@@ -154,9 +154,7 @@ class UnitPage:
 
 
 @router.get("/{unit}.json")
-def unit_json(
-    slug: str, unit: str, request: Request, services: Annotated[Services, Depends(services)]
-) -> Response:
+def unit_json(slug: str, unit: str, request: Request, services: Annotated[Services, Depends(services)]) -> Response:
     """The JSON twin: the unit's name with all its evidence."""
     checkpoint, component = find_unit(services, slug, unit)
     names, missing = names_of(checkpoint)
@@ -182,8 +180,12 @@ def unit_json(
             },
             "readings": [
                 {
-                    "digest": row.card.digest, "position": row.card.position, "target": row.card.target,
-                    "place": row.place, "term": row.term, "target_rank": row.target_rank,
+                    "digest": row.card.digest,
+                    "position": row.card.position,
+                    "target": row.card.target,
+                    "place": row.place,
+                    "term": row.term,
+                    "target_rank": row.target_rank,
                 }
                 for row in led
             ],
@@ -224,9 +226,7 @@ def find_unit(services: Services, slug: str, text: str) -> tuple[Checkpoint, Uni
     return checkpoint, component
 
 
-def _unit(
-    services: Services, request: Request, checkpoint: Checkpoint, unit: Unit, asked: AskedContext
-) -> UnitPage:
+def _unit(services: Services, request: Request, checkpoint: Checkpoint, unit: Unit, asked: AskedContext) -> UnitPage:
     urls = urls_for(request)
     config, layout = checkpoint.config, checkpoint.config.feed_forward
     kind = layout.kind(unit.unit)

@@ -1,7 +1,7 @@
 """From a typed context to HTML or its JSON twin; the one place that knows Jinja.
 
-    return page(request, "unit.html", UnitPage(...))     # a frozen dataclass; its fields are the template's names
-    return twin(UnitPage(...))                           # the same facts as JSON
+return page(request, "unit.html", UnitPage(...))     # a frozen dataclass; its fields are the template's names
+return twin(UnitPage(...))                           # the same facts as JSON
 """
 
 from __future__ import annotations

@@ -178,7 +178,6 @@ def _subject(services: Services, digest: str, operand: str, asked: AskedWhy) -> 
     return Subject(prompt, checkpoint, read, at, through, request)
 
 
-
 def _job(services: Services, subject: Subject) -> Job:
     """The job that makes the sum; submitted once, and again when its result was forgotten."""
     operand, through = str(subject.read.id), None if subject.through is None else str(subject.through)

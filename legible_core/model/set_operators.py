@@ -90,9 +90,7 @@ def operands_of(layout: FeedForward, memberships: Tensor, asked: Asked | None = 
     return Operands.of(memberships, widths + ([layout.n_quantifiers] if layout.n_quantifiers else []), asked)
 
 
-def boolean_values(
-    rows: Float[Tensor, "*s h dh"], factored: bool = False
-) -> tuple[Float[Tensor, "*s h dh"], Operands]:
+def boolean_values(rows: Float[Tensor, "*s h dh"], factored: bool = False) -> tuple[Float[Tensor, "*s h dh"], Operands]:
     """The Boolean value [A⊙B ; A⊙(1-B)] of every head ("Legible-by-Construction" eq. 2) and A, B, from its rows·x."""
     asked = Asked()
     values, memberships = _BooleanValues.apply(asked, factored, rows)

@@ -1,6 +1,6 @@
 """Whether a recipe's model can be trained on a device at all, told from its sizes before anything is allocated.
 
-    check_fits(recipe, torch.device("cpu"), "float32")      # TooLarge with the numbers, or nothing
+check_fits(recipe, torch.device("cpu"), "float32")      # TooLarge with the numbers, or nothing
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the papers saw diverge: said before a run starts, never a reason to refuse it.
 
-    of(recipe)      one sentence or two for each known danger, the gravest first
+of(recipe)      one sentence or two for each known danger, the gravest first
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def test_what_it_is_for() -> None:
         "a\n\n<style>*{display:none}</style>",
         "`<b>`",
         "![huge](https://example.org/9999999.png)",
-        "![x\"onload=alert(1)](/a.svg)",
+        '![x"onload=alert(1)](/a.svg)',
         "[x](javascript:alert(1))",
         "[x](JaVaScRiPt&#58;alert(1))",
         "[x](data:text/html,<script>alert(1)</script>)",

@@ -74,9 +74,7 @@ def every(names: Names) -> Iterator[object]:
         yield from names.units(layer)
 
 
-def test_a_search_finds_what_the_names_hold(
-    database: Database, built: dict[int, str], checkpoint: Checkpoint
-) -> None:
+def test_a_search_finds_what_the_names_hold(database: Database, built: dict[int, str], checkpoint: Checkpoint) -> None:
     names = named(checkpoint)
     components = list(every(names))
     for token in (0, 1, 3, 17):

@@ -92,9 +92,7 @@ def gradients(
 
 @pytest.mark.parametrize("unseen", [False, True])
 @pytest.mark.parametrize("config", designs())
-def test_the_fused_model_is_the_plain_model(
-    config: ModelConfig, unseen: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fused_model_is_the_plain_model(config: ModelConfig, unseen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what heads and units put out, and where nobody sees that, so that set operators are factored."""
     model = tiny_model(config)
     fused, by_fused = gradients(model, unseen=unseen)
@@ -139,9 +137,7 @@ def test_a_pressure_that_leaves_its_gradient_to_the_operators_is_the_plain_one(
 
 
 @pytest.mark.parametrize("unseen", [False, True])
-def test_the_fused_model_is_as_good_as_the_plain_one_in_bfloat16(
-    unseen: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fused_model_is_as_good_as_the_plain_one_in_bfloat16(unseen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each against float32: a fused step rounds less often than the plain one, not more."""
     config = tiny_config(biased=True)
     exact, by_exact = gradients(tiny_model(config))

@@ -60,7 +60,8 @@ def test_an_embed_begins_no_work(shared: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"), [("none", "'none'"), ("https://lab.example http://a.b:81", "https://lab.example http://a.b:81")]
+    ("setting", "said"),
+    [("none", "'none'"), ("https://lab.example http://a.b:81", "https://lab.example http://a.b:81")],
 )
 def test_who_may_frame_is_a_setting(scanned: Checkpoint, tmp_path: Path, setting: str, said: str) -> None:
     site = open_site(tmp_path / "data", scanned, embed_from=setting)

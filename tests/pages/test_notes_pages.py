@@ -166,9 +166,7 @@ def test_a_file_goes_out_and_comes_back(site: Site) -> None:
     form = site.client.post(address, files={"file": ("notes.json", document.content, "application/json")})
     assert "0 notes added, 0 brought up to date, 1 known already" in visible(form.text)
     more = document.json()
-    more["notes"].append(
-        {"component": "L0.u1", "revisions": [{"name": "new", "text": "", "author": "Cy", "at": 1.0}]}
-    )
+    more["notes"].append({"component": "L0.u1", "revisions": [{"name": "new", "text": "", "author": "Cy", "at": 1.0}]})
     direct = site.client.post(address, content=json.dumps(more), headers={"content-type": "application/json"})
     assert direct.json()["added"] == 1
     assert "new" in site.client.get(f"/models/{SLUG}/units/L0.u1").text

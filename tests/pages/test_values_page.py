@@ -45,7 +45,7 @@ def test_a_short_text_has_the_models_own_values(site: Site) -> None:
     assert 'hx-trigger="every' not in page
     assert "fit the context of 64" in "".join(parsed(page).text)
     assert "L1.u7" in title(page)
-    assert page.count("<b class=\"t\">") == len(ids)
+    assert page.count('<b class="t">') == len(ids)
     assert any(re.search(r"/why/L0\.p7\.A\?at=\d+", link) for link in links(page))
     assert not any("/why/L1.u7?" in link for link in links(page)), "a set operator reads nothing itself"
     table = site.client.get(f"{address}&view=table").text
