@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -175,14 +176,19 @@ def _choose(services: Services, model: str | None) -> Checkpoint | None:
 
 
 def _default(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    """Of those with legible units the one whose operands are nameable most, else the first: for a newcomer to meet."""
+    """Of those with legible units the one of `most_nameable`, else the first: for a newcomer to meet."""
     legible = [c for c in checkpoints if c.config.feed_forward.n_bounded]
     return most_nameable(legible) or next(iter(checkpoints), None)
 
 
 def most_nameable(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    """The checkpoint whose card gives the largest share of nameable operands; None of none."""
-    return max(checkpoints, key=lambda c: dict(legible_shares(c)).get("operands nameable", 0.0), default=None)
+    """The checkpoint whose card gives the largest share of nameable operands; None of none.
+
+    Of those whose share is within a tenth of the largest, the one with the lowest perplexity: they read equally well.
+    """
+    shares = [dict(legible_shares(checkpoint)).get("operands nameable", 0.0) for checkpoint in checkpoints]
+    near = [c for c, share in zip(checkpoints, shares, strict=True) if share >= 0.9 * max(shares)]
+    return min(near, key=lambda c: math.inf if c.perplexity is None else c.perplexity, default=None)
 
 
 def describe(checkpoint: Checkpoint) -> str:

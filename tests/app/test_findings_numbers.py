@@ -19,7 +19,7 @@ from legible_core.registry import open_checkpoint
 
 PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
 NUMBER = re.compile(r"−?\d[\d,]*(?:\.\d+)?")
-SLUGS = ("novel-both", "novel-membership", "novel-legible", "novel-gelu")
+SLUGS = ("novel-both", "novel-membership", "novel-legible", "novel-legible-12m", "novel-gelu")
 
 # Rows whose numbers no file has: a design, a figure of a run, or of both checkpoints together.
 UNSTORED = ("design", "trained on", "paired difference")
@@ -90,6 +90,7 @@ def expected(title: str, slug: str) -> list[float]:
         "value operands crisp; ON": lambda: percents(pooled["head_operands"], "crisp", "on"),
         "feed-forward operands crisp; ON": lambda: percents(pooled["operands"], "crisp", "on"),
         "feed-forward operands SELECTIVE by layer": lambda: by_layer(slug, "operands", "selective"),
+        "nameable by layer": lambda: by_layer(slug, "names", "nameable"),
         "operands of both surfaces": lambda: percents(pooled["names"], "alive", "in_range", "nameable"),
         "ablation of a leading component": lambda: ablation(slug),
         "shortfall of the top 1, 4, 16, 64": lambda: shortfall(slug),
@@ -126,7 +127,7 @@ def differs(shown: list[tuple[float, float]], values: list[float]) -> bool:
     )
 
 
-@pytest.mark.parametrize("section", ["The checkpoints", "Memberships alone"])
+@pytest.mark.parametrize("section", ["The checkpoints", "The longer run", "Memberships alone"])
 def test_tables_of_checkpoints_are_the_files(section: str) -> None:
     compared, wrong = 0, []
     for title, row in cells(section):
@@ -154,13 +155,13 @@ def test_rows_by_layer_are_the_files(said: str, surface: str, key: str) -> None:
     row = next(line for line in PAGE.read_text(encoding="utf-8").splitlines() if "legibility rises with depth" in line)
     shown = re.search(said, row)
     assert shown is not None
-    assert not differs(numbers(shown[1]), by_layer("novel-legible", surface, key))
+    assert not differs(numbers(shown[1]), by_layer("novel-legible-12m", surface, key))
 
 
 def test_necessity_is_the_file() -> None:
     page = PAGE.read_text(encoding="utf-8").split("**Necessity.**", 1)[1]
     stated = [line.strip("|").split("|") for line in page.splitlines() if re.match(r"\| \d+ \|", line)][:7]
-    files = [stored(slug)[2]["necessity"]["rows"] for slug in ("novel-legible", "novel-gelu")]
+    files = [stored(slug)[2]["necessity"]["rows"] for slug in ("novel-legible-12m", "novel-gelu")]
     assert [int(row[0]) for row in stated] == [row["k"] for row in files[0]]
     for row, *both in zip(stated, *files, strict=True):
         values = [

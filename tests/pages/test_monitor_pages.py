@@ -253,7 +253,7 @@ def test_the_form_begins_with_a_checkpoint_that_its_examples_fit(shared: Site, t
     shares = [dict(legible_shares(c)).get("operands nameable", 0.0) for c in own.services.catalogue.checkpoints()]
     found = own.services.catalogue.get(chosen)
     assert found.config.feed_forward.n_pairs > 0
-    assert dict(legible_shares(found))["operands nameable"] == max(shares)
+    assert dict(legible_shares(found))["operands nameable"] >= 0.9 * max(shares)
     assert "<option selected>all-gelu<" in own.client.get("/monitors?model=all-gelu").text
     refused = own.client.post("/monitors", data={**FIELDS, "model": "all-gelu", "conditions": "L1.p2.A above 0.9"})
     assert "all-gelu: There is no operand L1.p2.A" in visible(refused.text)

@@ -16,7 +16,7 @@ from legible_core.naming.records import mostly_on
 from legible_core.reading import Contributor
 from legible_core.units import Unit, parse
 
-SHIPPED = Path(__file__).resolve().parents[2] / "models" / "novel-legible"
+SHIPPED = Path(__file__).resolve().parents[2] / "models" / "novel-legible-12m"
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,19 @@ import pytest
 from page_samples import HOSTILE, SLUG, Site, links, make_checkpoint, open_site, parsed, title
 
 from app.handlers import pick_device
+from app.pages.home import most_nameable
 from app.pages.models import Figure, _card_fact
+from legible_core.checkpoint import write_card
+from legible_core.folder import Card
 from legible_core.naming.names import Names
-from legible_core.registry import Checkpoint
+from legible_core.registry import Checkpoint, open_checkpoint
 
+READ_FIRST = [
+    ({"a": ("0.45", "75"), "b": ("0.44", "70"), "c": ("0.13", "60")}, "b"),
+    ({"a": ("0.45", "75"), "b": ("0.40", "70")}, "a"),
+    ({"a": ("0.45", ""), "b": ("0.44", "70")}, "b"),
+    ({"a": ("", "70"), "b": ("", "60")}, "b"),
+]
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
     "/": "Read a prediction",
@@ -371,3 +380,19 @@ def test_plotly_is_served_compressed_and_only_where_it_is_needed(shared: Site) -
 def test_figures_are_typed() -> None:
     named = {"id", "caption", "note", "data", "head", "rows", "csv", "json", "file", "embed"}
     assert Figure.__dataclass_fields__.keys() == named
+
+
+@pytest.mark.parametrize(("cards", "chosen"), READ_FIRST)
+def test_a_newcomer_meets_the_best_of_those_that_read_about_equally_well(
+    tmp_path: Path, cards: dict[str, tuple[str, str]], chosen: str
+) -> None:
+    found = []
+    for seed, (slug, (nameable, perplexity)) in enumerate(cards.items()):
+        checkpoint = make_checkpoint(tmp_path, slug, scan=False, seed=seed)
+        fields = {"nameable": nameable, "perplexity": perplexity}
+        write_card(checkpoint.path, Card({key: value for key, value in fields.items() if value}))
+        found.append(open_checkpoint(checkpoint.path))
+    best = most_nameable(found)
+    assert best is not None
+    assert best.slug == chosen
+    assert most_nameable([]) is None
