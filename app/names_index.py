@@ -204,8 +204,8 @@ class NamesIndex:
 
 
 _TABLES: tuple[Table, ...] = tuple(
-    row.__table__
-    for row in (NameTokenRow, NameOperandRow, NameComponentRow, NameEntryRow)  # type: ignore[misc]
+    row.__table__  # type: ignore[misc]
+    for row in (NameTokenRow, NameOperandRow, NameComponentRow, NameEntryRow)
 )
 
 
