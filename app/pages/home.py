@@ -187,7 +187,8 @@ def most_nameable(checkpoints: list[Checkpoint]) -> Checkpoint | None:
     Of those whose share is within a tenth of the largest, the one with the lowest perplexity: they read equally well.
     """
     shares = [dict(legible_shares(checkpoint)).get("operands nameable", 0.0) for checkpoint in checkpoints]
-    near = [c for c, share in zip(checkpoints, shares, strict=True) if share >= 0.9 * max(shares)]
+    least = 0.9 * max(shares, default=0.0)
+    near = [c for c, share in zip(checkpoints, shares, strict=True) if share >= least]
     return min(near, key=lambda c: math.inf if c.perplexity is None else c.perplexity, default=None)
 
 

@@ -107,19 +107,13 @@ def twin_of(checkpoint: Checkpoint, catalogue: Catalogue) -> Checkpoint | None:
 
 def unmatched(checkpoint: Checkpoint, twin: Checkpoint) -> str | None:
     """That the two saw unequally many tokens, where both cards say how many."""
-    ours, theirs = tokens_of(checkpoint), tokens_of(twin)
+    ours, theirs = checkpoint.tokens_trained, twin.tokens_trained
     if ours is None or theirs is None or ours == theirs:
         return None
     return (
         f"Not matched: {checkpoint.slug} was trained on {ours:,} tokens and {twin.slug} on {theirs:,}, so the "
         "difference is of the training as well as of the design."
     )
-
-
-def tokens_of(checkpoint: Checkpoint) -> int | None:
-    """How many tokens a checkpoint was trained on, by its card."""
-    said = checkpoint.card.fields.get("tokens", "")
-    return int(said) if said.isascii() and said.isdigit() else None
 
 
 @lru_cache(maxsize=16)
@@ -211,8 +205,8 @@ def document(
     return {
         "checkpoint": checkpoint.hash,
         "slug": checkpoint.slug,
-        "tokens": tokens_of(checkpoint),
-        "twin": None if twin is None else {"checkpoint": twin.hash, "slug": twin.slug, "tokens": tokens_of(twin)},
+        "tokens": checkpoint.tokens_trained,
+        "twin": None if twin is None else {"checkpoint": twin.hash, "slug": twin.slug, "tokens": twin.tokens_trained},
         "tasks": {name: _task_document(task, theirs.get(name)) for name, task in results.items()},
     }
 

@@ -83,20 +83,18 @@ class FeedForward(nn.Module):
         named, operands, after = named_units(layout, self.decay, state, read)
         return (named, *plain), operands, after
 
-    def written(
-        self, x: Float[Tensor, "b t d"], state: QuantifierState | None = None
-    ) -> tuple[Float[Tensor, "b t d"], tuple[Tensor, ...], QuantifierState | None]:
-        """What the layer writes, the operands and the quantifiers' state, where nobody looks at the hidden vector.
+    def written(self, x: Float[Tensor, "b t d"]) -> tuple[Float[Tensor, "b t d"], tuple[Tensor, ...]]:
+        """What the layer writes, and the operands, where nobody looks at the hidden vector.
 
         `write` of `parts`; the set operators are factored where a gradient will be taken in float32.
         """
         if not self.layout.n_pairs or self._bounded or not factoring(x):
-            parts, operands, after = self.parts(x, state)
-            return self.write(parts), operands, after
+            parts, operands, _ = self.parts(x)
+            return self.write(parts), operands
         read, plain = self._read(x)
-        named, operands, after = named_units(self.layout, self.decay, state, read, factored=True)
+        named, operands, _ = named_units(self.layout, self.decay, None, read, factored=True)
         pairs = Pairs(1, self.layout.n_pairs)
-        return sum_linear(self, "down", (named, *plain), pairs), operands, after
+        return sum_linear(self, "down", (named, *plain), pairs), operands
 
     @property
     def _bounded(self) -> bool:

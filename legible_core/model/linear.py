@@ -52,24 +52,23 @@ def sum_linear(module: nn.Module, name: str, parts: Sequence[Tensor], pairs: Pai
     In bfloat16 they are put there all the same: a sum of products would round once for each part. pairs: x has factored
     set operators, which it may have only where `factoring` says so.
     """
-    if pairs is None and (len(parts) == 1 or not exact(parts[0]) or not fusing(parts[0])):
+    if pairs is None and (len(parts) == 1 or not factoring(parts[0])):
         return linear(module, name, join(parts))
     written: Tensor = _SumLinear.apply(pairs, getattr(module, name), getattr(module, f"{name}_bias", None), *parts)
     return written
 
 
 def factoring(x: Tensor) -> bool:
-    """Whether set operators of x may be factored: W-V rounds, and A is larger than A⊙(1-B), so not in bfloat16."""
-    return exact(x) and fusing(x)
+    """Whether a gradient will be taken by x in full precision, so that what is written may be taken apart.
+
+    In bfloat16 a sum of products would round once for each, and of factored set operators W-V rounds, and A is larger
+    than A⊙(1-B).
+    """
+    return fusing(x) and x.dtype != torch.bfloat16 and not torch.is_autocast_enabled(x.device.type)
 
 
 def join(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=-1)
-
-
-def exact(x: Tensor) -> bool:
-    """Whether products are computed in full precision, so that a sum may be taken apart without being rounded more."""
-    return x.dtype != torch.bfloat16 and not torch.is_autocast_enabled(x.device.type)
 
 
 def fusing(x: Tensor) -> bool:

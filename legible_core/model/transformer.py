@@ -359,7 +359,7 @@ class Transformer(nn.Module):
         if observed is not None:
             observed.see_attention(operands, None, None)
         middle = x + written.float()
-        added, atoms, _ = feed_forward.written(self._compute(layer.feed_forward_norm(middle), feed_forward.down))
+        added, atoms = feed_forward.written(self._compute(layer.feed_forward_norm(middle), feed_forward.down))
         if observed is not None:
             observed.see_feed_forward(atoms, None)
         after = middle + added.float()
