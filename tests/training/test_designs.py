@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from app.commands.train import card_fields
 from legible_core.model import Transformer
+from legible_core.registry import open_checkpoint
 from legible_core.training import warnings
 from legible_core.training.optimiser import Optimiser
 from legible_core.training.pressures import Pressure
@@ -19,7 +21,9 @@ from legible_core.training.recipe import Recipe, load_recipe
 from legible_core.training.step import train_step
 from legible_core.units import Activation
 
-FOLDER = Path(__file__).parents[2] / "recipes"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "recipes"
+SHIPPED = sorted(path.parent for path in (ROOT / "models").glob("*/config.json"))
 PATHS = sorted(path for path in FOLDER.rglob("*.toml") if "base" not in path.relative_to(FOLDER).parts[:-1])
 PATHS = [path for path in PATHS if path.name != "parity.toml"]
 RECIPES = {path.relative_to(FOLDER).with_suffix("").as_posix(): load_recipe(path) for path in PATHS}
@@ -56,6 +60,22 @@ def test_names_are_unique_and_every_recipe_stands_in_the_table() -> None:
             continue
         # One row for both sizes, and for the four regimes.
         assert name.partition("/")[2] in _expanded(table), name
+
+
+@pytest.mark.parametrize("folder", SHIPPED, ids=lambda folder: folder.name)
+def test_a_shipped_checkpoint_s_recipe_makes_what_its_card_says(folder: Path) -> None:
+    """Constant part, decay, batch, optimiser, shape; a card names the recipe's file, or its name as `--ship` does."""
+    checkpoint = open_checkpoint(folder)
+    card = checkpoint.card.fields
+    named = card["recipe"]
+    recipe = load_recipe(ROOT / named if "/" in named else FOLDER / f"{named}.toml")
+    batch = recipe.schedule.batch_tokens
+    last = recipe.steps + recipe.schedule.decay_tokens // batch
+    made = card_fields(recipe, {"step": last, "tokens": last * batch, "decay_from": recipe.steps})
+    told = {name: card[name] for name in made if name in card and name not in ("recipe", "title")}
+    assert {"tokens", "decay_tokens", "optimiser"} <= told.keys()
+    assert told == {name: made[name] for name in told}
+    assert recipe.model.config(recipe.data.vocab_size) == checkpoint.config
 
 
 def _expanded(table: str) -> set[str]:
