@@ -119,6 +119,16 @@ def test_every_design_of_the_papers_is_there() -> None:
         for regime in ("sparsity", "crispness", "both"):
             assert any(a[2] == (regime, target) and a[0][2] == 0.5 for a in axes)
             assert any(a[1] == (regime, target) for a in axes)
+    # Pressure on one surface alone, in files of its own: beside the attention's rows those of the feed-forward layer.
+    for regime in ("sparsity", "crispness", "both"):
+        one, none = (regime, "operands"), ("none", "operands")
+        for rho in (0.75, 0.5):
+            for surface, pressures in (("attention", (one, none)), ("feed-forward", (none, one))):
+                axes_there = _axes(RECIPES[f"small/end-to-end/rho-{rho}-{surface}-{regime}"])
+                assert axes_there == (("boolean", 1.0, rho, 0.125, "gelu"), *pressures, False)
+        assert _axes(RECIPES[f"small/feed-forward/rho-0-{regime}"]) == (
+            ("linear", 1.0, 0.0, 0.0, "gelu"), none, one, False,
+        )  # fmt: skip
     activations: dict[Activation, set[str]] = {}
     for recipe in small:
         if recipe.model.value == "membership" and recipe.attention_pressure.regime == "none":
