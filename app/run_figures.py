@@ -3,6 +3,7 @@
     loss_figure(courses, marks)         loss by tokens, its lowest and highest where many steps share a point
     perplexity_figure(courses, marks)   cumulative perplexity on a logarithmic axis, branches beside
     layers_figure(panel, ...)           small multiples: one plot a layer, common axes
+    heads_figure(values, ...)           layers × heads of one reading, each head's number in its cell
 
 Long logs are thinned, never smoothed: a spike stays as high as it was. What was left out is said with the figure.
 """
@@ -20,6 +21,8 @@ import numpy as np
 POINTS = 400
 LAYER_POINTS = 80
 COLUMNS = 3
+# The most heads whose numbers find room in their cells on a telephone.
+CELLS_WITH_TEXT = 12
 MAIN, SOFT, TONES = "#2f8f6f", "#8b8f98", ("#b9a44c", "#4393c3", "#c8624d", "#8d6bb8")
 
 
@@ -46,11 +49,15 @@ class Mark:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of each small plot: its name, the figure of `history.layer_figures` and its tone."""
+    """One line of each small plot: its name, the figure of `history.layer_figures` and its tone.
+
+    head: the figure that says of which head the value is, where that changes from reading to reading.
+    """
 
     name: str
     key: str
     tone: str = MAIN
+    head: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,10 @@ PANELS = (
     ),
     Panel(
         "write", "Residual write of a head, mean norm",
-        (Line("bounded heads", "write.bounded"), Line("conventional heads", "write.conventional", TONES[2])), "log",
+        (
+            Line("bounded", "write.bounded"), Line("conventional", "write.conventional", TONES[2]),
+            Line("largest head", "write.largest", TONES[1], "write.largest_head"),
+        ), "log",
     ),
     Panel(
         "ratio", "Conventional heads : bounded heads",
@@ -81,7 +91,10 @@ PANELS = (
     ),
     Panel(
         "columns", "Output-projection columns, mean norm",
-        (Line("bounded heads", "columns.bounded"), Line("conventional heads", "columns.conventional", TONES[2])),
+        (
+            Line("bounded", "columns.bounded"), Line("conventional", "columns.conventional", TONES[2]),
+            Line("largest head", "columns.largest", TONES[1], "columns.largest_head"),
+        ),
     ),
     Panel(
         "on", "Operands ON",
@@ -199,7 +212,10 @@ def layers_figure(panel: Panel, courses: Sequence[Read], marks: Sequence[Mark]) 
                 trace = _line(line.name, tokens, values, chosen, line.tone, width=1.5)
                 place = str(layer + 1) if layer else ""
                 trace |= {"xaxis": f"x{place}", "yaxis": f"y{place}", "legendgroup": line.key}
-                trace["hovertemplate"] = f"L{layer}{' ' + name if name else ''}, {line.name}: %{{y}}<extra></extra>"
+                of = " %{text}" if line.head else ""
+                trace["hovertemplate"] = f"L{layer}{' ' + name if name else ''}, {line.name}{of}: %{{y}}<extra></extra>"
+                if line.head:
+                    trace["text"] = [head_name(each[line.head][i]) for i in chosen]
                 trace["line"]["dash"] = "dot" if branch else "solid"
                 data.append(trace)
     shown: set[str] = set()
@@ -207,6 +223,52 @@ def layers_figure(panel: Panel, courses: Sequence[Read], marks: Sequence[Mark]) 
         trace["showlegend"] = trace["name"] not in shown
         shown.add(trace["name"])
     return {"data": data, "layout": _grid(panel, layers, data, marks)}
+
+
+def head_name(number: float) -> str:
+    """h3 for 3.0; nothing where no head is meant."""
+    return "" if math.isnan(number) else f"h{int(number)}"
+
+
+def heads_figure(values: Sequence[Sequence[float]], kinds: Sequence[Sequence[str]], title: str) -> dict[str, Any]:
+    """A cell a head, darker the larger, on a logarithmic scale; a head without a number stays empty.
+
+    values: by layer and head; kinds: what to call each head, such as "bounded".
+    """
+    across = max(map(len, values), default=0)
+    finite = [value for row in values for value in row if math.isfinite(value) and value > 0]
+    low = math.log10(min(finite)) if finite else 0.0
+    # A factor of two at least from one end to the other: heads that are about equal look equal.
+    high = max(math.log10(max(finite)) if finite else 0.0, low + math.log10(2))
+
+    def row_of(row: Sequence[float]) -> list[float | None]:
+        padded = [*row, *[math.nan] * (across - len(row))]
+        return [
+            None if not math.isfinite(value) else _round(math.log10(value)) if value > 0 else low for value in padded
+        ]
+
+    trace: dict[str, Any] = {
+        "type": "heatmap", "z": [row_of(row) for row in values], "zmin": _round(low), "zmax": _round(high),
+        "x": [f"h{head}" for head in range(across)], "y": [f"L{layer}" for layer in range(len(values))],
+        "text": [[brief(value) for value in row] for row in values], "showscale": False, "hoverongaps": False,
+        "customdata": [
+            [f"{kind}: {value:.4g}" for kind, value in zip(names, row, strict=True)]
+            for names, row in zip(kinds, values, strict=True)
+        ],
+        "hovertemplate": "%{y}.%{x} %{customdata}<extra></extra>", "xgap": 1, "ygap": 1,
+    }  # fmt: skip
+    if across <= CELLS_WITH_TEXT:
+        trace |= {"texttemplate": "%{text}", "textfont": {"size": 10}}
+    layout = _layout(title, height=110 + 24 * len(values))
+    layout["xaxis"], layout["yaxis"] = {"showgrid": False}, {"autorange": "reversed", "showgrid": False}
+    return {"data": [trace], "layout": layout}
+
+
+def brief(value: float) -> str:
+    """At most four characters up to 9,999, for a cell as wide as that."""
+    if not math.isfinite(value):
+        return ""
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 0.995 else f"{value:.2f}"
 
 
 def _grid(panel: Panel, layers: int, data: list[dict[str, Any]], marks: Sequence[Mark]) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from legible_core.model import Transformer
 
 MAX_TOKENS = 1 << 20
+LARGEST = ("head", "kind", "norm", "times")
 SAMPLED = 2048  # tokens that a checkpoint writes for itself where no text is given
 
 
@@ -163,8 +166,6 @@ def _own(model: Transformer, words: Any, tokens: int, seed: int) -> tuple[list[T
 
 def _loss(model: Transformer, rows: list[Tensor]) -> float | None:
     """Mean next-token loss in nats over the contexts; None where none has two tokens, or it is not finite."""
-    import math
-
     import torch
 
     total, count = 0.0, 0
@@ -195,6 +196,7 @@ def show(found: dict[str, Any], console: Console) -> None:
     start = f"√d = {found['d_model'] ** 0.5:.1f} at the start of a training"
     console.print(f"Final norm: residual RMS {rms}, norm of the gain {gain} ({start}).")
     console.print(_heads(found["layers"]))
+    console.print(_largest(found["layers"]))
     console.print(_operands(found["layers"]))
     if any(layer["half_life"] for layer in found["layers"]):
         console.print(_quantifiers(found["layers"]))
@@ -221,6 +223,25 @@ def _heads(layers: list[dict[str, Any]]) -> Table:
             _mean(columns[:split]), _mean(columns[split:]), _figure(layer["columns_ratio"]),
             _mean(write[:split]), _mean(write[split:]), _figure(layer["write_ratio"]),
         )  # fmt: skip
+    return table
+
+
+def _largest(layers: list[dict[str, Any]]) -> Table:
+    """The head that stands out in each layer, which a mean over heads would hide."""
+    from legible_core.training.history import largest_head
+
+    names = [f"{'' if i else name}\n{column}" for name in ("columns", "writes") for i, column in enumerate(LARGEST)]
+    table = _table("The largest head of each layer; times: over the layer's median head", ("layer", *names))
+    for index, layer in enumerate(layers):
+        cells: list[str] = []
+        for values in (layer["columns"], layer["write"]):
+            head, most = largest_head(values) or (0, math.nan)
+            kind = "bounded" if head < layer["bounded_heads"] else "convent."
+            median = statistics.median(math.inf if value is None else value for value in values)
+            known = math.isfinite(most) and median > 0
+            cells += [f"h{head}", kind, f"{most:.3g}" if math.isfinite(most) else "not finite",
+                      f"{most / median:.3g}" if known else "–"]  # fmt: skip
+        table.add_row(f"L{index}", *cells)
     return table
 
 

@@ -6,10 +6,11 @@ layers_part(run, name, urls)    the telemetry: changes with every reading
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -21,9 +22,12 @@ from app.run_figures import (
     PANELS,
     POINTS,
     Course,
+    Line,
     Mark,
     Panel,
     every,
+    head_name,
+    heads_figure,
     layers_figure,
     loss_figure,
     model_figure,
@@ -38,6 +42,8 @@ TABLE_ROWS = 40
 DRAWN_SPIKES = 100
 LISTED_EVENTS = 60
 DRAWN_BRANCHES = 4
+# Panels of means, behind which one head could hide, and the caption of the figure that has each head by itself.
+HEADS = {"write": "Residual write of each head", "columns": "Output-projection columns of each head"}
 STATES = {
     "preparing": "preparing: reading the text",
     "training": "training",
@@ -164,6 +170,8 @@ def layers_part(run: Run, name: str, urls: Urls) -> LayersPart:
     for panel in PANELS:
         if any(branch.history.readings.has(line.key) for branch in read for line in panel.lines):
             figures.append(_panel(panel, read, marks, size))
+            if panel.id in HEADS:
+                figures.append(_heads(panel.id, read[0]))
     tokens = first.model["tokens"][-1]
     said = f"{len(first):,} reading{'s' * (len(first) != 1)}, the last of step {int(first.number[-1]):,}"
     said += "" if math.isnan(tokens) else f" on {int(tokens):,} tokens of its batch"
@@ -314,7 +322,7 @@ def _panel(panel: Panel, read: Sequence[Branch], marks: Sequence[Mark], size: in
     lines = [line for line in panel.lines if readings.has(line.key)]
     head = ("layer", "figure", *(f"step {readings.number[i]:.0f}" for i in chosen))
     rows = tuple(
-        (f"L{layer}", line.name, *(_cell(panel, columns[line.key][i]) for i in chosen))
+        (f"L{layer}", line.name, *(_cell(panel, line, columns, i) for i in chosen))
         for layer, columns in enumerate(readings.layers)
         for line in lines
     )
@@ -322,10 +330,33 @@ def _panel(panel: Panel, read: Sequence[Branch], marks: Sequence[Mark], size: in
     return LiveFigure(panel.id, panel.title, data, Table(head, rows), _left_out(len(readings), LAYER_POINTS))
 
 
-def _cell(panel: Panel, value: float) -> str:
+def _heads(figure: str, branch: Branch) -> LiveFigure:
+    """Every head of the last reading; `figure`: write or columns."""
+    readings = branch.history.readings
+    last = [{name: column[-1] for name, column in layer.items()} for layer in readings.layers]
+    values, kinds, rows = [], [], []
+    for layer, each in enumerate(last):
+        count = next(head for head in itertools.count() if f"{figure}.h{head}" not in each)
+        values.append([each[f"{figure}.h{head}"] for head in range(count)])
+        kinds.append(["bounded" if head < each["bounded_heads"] else "conventional" for head in range(count)])
+        largest = f"{head_name(each[f'{figure}.largest_head'])} {short(each[f'{figure}.largest'], 2)}"
+        bounded = f"{short(each['bounded_heads'], 0)} of {count}"
+        rows.append((f"L{layer}", bounded, largest, *(short(value, 2) for value in values[-1])))
+    across = max(map(len, values))
+    table = Table(
+        ("layer", "bounded, the first", "largest", *(f"h{head}" for head in range(across))),
+        tuple((*row, *("–" for _ in range(3 + across - len(row)))) for row in rows),
+    )
+    caption = f"{HEADS[figure]}, step {readings.number[-1]:.0f}{' of ' + branch.name if branch.name else ''}"
+    return LiveFigure(f"{figure}-heads", caption, _json(heads_figure(values, kinds, caption)), table, "")
+
+
+def _cell(panel: Panel, line: Line, columns: Mapping[str, Sequence[float]], reading: int) -> str:
+    value = columns[line.key][reading]
+    of = f"{head_name(columns[line.head][reading])} " if line.head else ""
     if math.isnan(value):
-        return "–"
-    return percent(value, 1) if panel.scale == "share" else short(value, 2)
+        return f"{of}–"
+    return percent(value, 1) if panel.scale == "share" else of + short(value, 2)
 
 
 def _left_out(count: int, points: int) -> str:

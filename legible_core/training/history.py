@@ -17,7 +17,7 @@ import json
 import math
 import stat
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from legible_core.errors import NotFound, TooLarge
 MAX_BYTES = 512 << 20
 MAX_LINE = 1 << 20
 MAX_LAYERS = 256
+MAX_HEADS = 256
 MAX_EVENTS = 20_000
 # A float holds every whole number up to this one; a larger one is no count of a run.
 MAX_WHOLE = 1 << 53
@@ -85,7 +86,8 @@ class Readings:
     """telemetry.jsonl by column: `number`, `residual_rms`, `gain_norm`, and per layer (layer, figure).
 
     Figures of a layer: attention.saturated, …, feed_forward.constant, write.bounded, write.conventional (means over
-    heads), write_ratio, columns.bounded, columns.conventional, columns_ratio, half_life.median, …. NaN is "none".
+    heads), write.largest and write.largest_head (`largest_head`), write.h0, write.h1, …, write_ratio, the same of
+    columns, bounded_heads, half_life.median, …. NaN is "none".
     """
 
     number: array[float] = field(default_factory=lambda: array("d"))
@@ -111,7 +113,7 @@ class Readings:
             column.append(_number(line.get(name)))
         for columns, each in zip(self.layers, found, strict=True):
             for name, column in columns.items():
-                column.append(each[name])
+                column.append(each.get(name, math.nan))
 
     def has(self, name: str) -> bool:
         """Whether any layer has a number for this figure."""
@@ -127,13 +129,28 @@ def layer_figures(layer: dict[str, Any]) -> dict[str, float]:
     lives = _object(layer.get("half_life"))
     found |= {f"half_life.{name}": _number(lives.get(name)) for name in HALF_LIFE}
     bounded = layer.get("bounded_heads")
+    found["bounded_heads"] = float(bounded) if is_whole(bounded) else math.nan
     for name in ("write", "columns"):
         heads = layer.get(name)
-        values = [_number(value) for value in heads] if isinstance(heads, list) else []
+        values = [_number(value) for value in heads[:MAX_HEADS]] if isinstance(heads, list) else []
         split = bounded if isinstance(bounded, int) and 0 <= bounded <= len(values) else len(values)
         found[f"{name}.bounded"], found[f"{name}.conventional"] = _mean(values[:split]), _mean(values[split:])
+        found[f"{name}.largest_head"], found[f"{name}.largest"] = largest_head(values) or (math.nan, math.nan)
+        found |= {f"{name}.h{head}": value for head, value in enumerate(values)}
         found[f"{name}_ratio"] = _number(layer.get(f"{name}_ratio"))
     return found
+
+
+def largest_head(values: Sequence[float | None]) -> tuple[int, float] | None:
+    """Which head has the largest figure, and the figure; None without heads.
+
+    A head whose figure is not finite (None or NaN) comes first, as NaN: no number is larger than what has left them.
+    """
+    known = [math.nan if value is None else value for value in values]
+    lost = next((head for head, value in enumerate(known) if not math.isfinite(value)), None)
+    if lost is not None:
+        return lost, math.nan
+    return max(enumerate(known), key=lambda pair: pair[1], default=None)
 
 
 class Follower:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import json
@@ -24,7 +25,18 @@ from run_samples import make_run, reading, write, write_steps
 
 from app.main import create_app
 from app.pages.run_view import stages
-from app.run_figures import LAYER_POINTS, PANELS, POINTS, Course, Mark, every, layers_figure, loss_figure, thin
+from app.run_figures import (
+    LAYER_POINTS,
+    PANELS,
+    POINTS,
+    Course,
+    Mark,
+    every,
+    heads_figure,
+    layers_figure,
+    loss_figure,
+    thin,
+)
 from app.settings import Settings
 
 
@@ -86,7 +98,8 @@ def test_the_page_of_a_run(web: TestClient) -> None:
     assert "pressure on the attention changes" in text
     assert "3 readings, the last of step 60 on 64 tokens of its batch. Branches are dotted." in text
     found = figures(html)
-    assert set(found) == {"loss", "perplexity", "model", *(panel.id for panel in PANELS)}
+    every_head = {"write-heads", "columns-heads"}
+    assert set(found) == {"loss", "perplexity", "model", *(panel.id for panel in PANELS), *every_head}
     for each in found:
         assert f'data-plotly="data-{each}"' in html
         assert f'id="table-{each}"' in html
@@ -123,6 +136,56 @@ def test_tables_hold_what_figures_show(web: TestClient) -> None:
     ]  # fmt: skip
     assert "1.50" in cells
     assert "9.00" in cells
+
+
+def test_one_runaway_head_is_seen(tmp_path: Path) -> None:
+    """A mean over heads hides it: the line of the largest head, the cell of each head and their table do not."""
+    folder = make_run(tmp_path / "a")
+    last = reading(80, 3)
+    last["layers"] = [copy.deepcopy(layer) for layer in last["layers"]]
+    last["layers"][1]["write"] = [1.0, 441.0, 2.0, 9.0]
+    last["layers"][2]["write"] = [1.0, 1.5, None, 9.0]
+    write(folder / "telemetry.jsonl", [last])
+    web = client_of(tmp_path / "data", folder)
+    html = web.get("/runs/a/layers").text
+    found = figures(html)
+    lines = {trace["yaxis"]: trace for trace in found["write"]["data"] if trace["name"] == "largest head"}
+    assert lines["y2"]["text"] == ["h3", "h3", "h3", "h1"]
+    assert lines["y2"]["y"] == [9.0, 9.0, 9.0, 441.0]
+    assert (lines["y3"]["text"][-1], lines["y3"]["y"][-1]) == ("h2", None), "a head that is no number is the largest"
+    (cells,) = found["write-heads"]["data"]
+    assert (cells["x"], cells["y"]) == (["h0", "h1", "h2", "h3"], ["L0", "L1", "L2"])
+    assert cells["z"][1] == pytest.approx([math.log10(value) for value in (1, 441, 2, 9)], abs=1e-4)
+    assert cells["z"][2][2] is None
+    assert cells["text"][1] == ["1.0", "441", "2.0", "9.0"]
+    assert cells["customdata"][1][1:] == ["bounded: 441", "bounded: 2", "conventional: 9"]
+    assert found["write-heads"]["layout"]["title"]["text"] == "Residual write of each head, step 80"
+    rows = table_rows(html, "write-heads")
+    assert rows[0] == ["layer", "bounded, the first", "largest", "h0", "h1", "h2", "h3"]
+    assert rows[2] == ["L1", "3 of 4", "h1 441.00", "1.00", "441.00", "2.00", "9.00"]
+    assert rows[3] == ["L2", "3 of 4", "h2 –", "1.00", "1.50", "–", "9.00"]
+    assert ["L1", "largest head", "h3 9.00", "h3 9.00", "h3 9.00", "h1 441.00"] in table_rows(html, "write")
+    readings = list(csv.DictReader(io.StringIO(web.get("/runs/a/csv?of=telemetry").text)))
+    assert [row["L1.write.h1"] for row in readings] == ["1.5", "1.5", "1.5", "441"]
+    assert web.get("/runs/a.json").json()["courses"][0]["reading"]["layers"][1]["write.largest_head"] == 1
+    web.app.state.services.close()  # type: ignore[attr-defined]
+
+
+def table_rows(html: str, figure: str) -> list[list[str]]:
+    table = html[html.index(f'<details id="table-{figure}"') :].partition("</table>")[0].partition("<thead>")[2]
+    return [
+        [re.sub("<.*", "", cell).strip() for cell in re.split("<t[hd][^>]*>", row)[1:]]
+        for row in table.split("<tr>")[1:]
+    ]
+
+
+def test_every_head_of_layers_that_have_unequally_many() -> None:
+    figure = heads_figure([[1.0, 1.1], [0.0]], [["bounded", "bounded"], ["bounded"]], "Heads")
+    (cells,) = figure["data"]
+    assert cells["z"] == [[0.0, pytest.approx(0.041393)], [0.0, None]], "nothing written is the palest"
+    assert cells["zmax"] - cells["zmin"] == pytest.approx(math.log10(2), abs=1e-4), "heads about equal look equal"
+    wide = heads_figure([[1.0] * 40], [["bounded"] * 40], "Heads")["data"][0]
+    assert "texttemplate" not in wide
 
 
 def test_json_and_csv(web: TestClient) -> None:
@@ -304,5 +367,5 @@ def test_a_mark_outside_the_log_has_no_point() -> None:
     figure = loss_figure([course], [Mark(640, None, "later"), Mark(64, 5.0, "now")])
     assert figure["data"][-1]["x"] == [64]
     assert len(figure["layout"]["shapes"]) == 2
-    lines = {line.key: np.full(2, np.nan) for line in PANELS[1].lines}
+    lines = {key: np.full(2, np.nan) for line in PANELS[1].lines for key in (line.key, line.head) if key}
     assert layers_figure(PANELS[1], [("", [64.0, 128.0], [lines])], [])["data"] == []

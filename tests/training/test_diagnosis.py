@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import math
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from legible_core.config import ModelConfig
 from legible_core.errors import LegibleError, NotFound
 from legible_core.folder import Card
 from legible_core.training.diagnosis import Sign, own_text, signs
+from legible_core.training.history import largest_head
 from legible_core.training.state import write_state
 from legible_core.training.telemetry import read
 
@@ -139,6 +142,32 @@ def test_every_design(tmp_path: Path, words: Path, config: ModelConfig) -> None:
     assert ("Half-lives" in done.output) == (config.feed_forward.n_quantifiers > 0)
     assert max(map(len, done.output.splitlines())) <= 80
     assert "…" not in done.output
+
+
+def test_the_largest_head_of_a_layer_is_named(tmp_path: Path, words: Path) -> None:
+    model = tiny_model(tiny_config("membership", (4, 4, 4)))
+    with torch.no_grad():
+        output = model.layers[1].attention.output
+        share = output.shape[1] // 4
+        output[:, 2 * share : 3 * share] *= 1000
+    path = save(tmp_path / "made", model, words, Card({}), dtype="float32").path
+    columns = examine(str(path), text="ABCABC")["layers"][1]["columns"]
+    assert max(columns) == columns[2] > 100 * columns[3]
+    done = CliRunner().invoke(build(), ["diagnose", str(path), "--text", "ABCABC"], env={"COLUMNS": "80"})
+    table = done.output.partition("The largest head of each layer")[2].partition("Operands")[0]
+    row = next(line.split() for line in table.splitlines() if line.split()[:1] == ["L1"])
+    times = columns[2] / statistics.median(columns)
+    assert row[:5] == ["L1", "h2", "bounded", f"{columns[2]:.3g}", f"{times:.3g}"]
+    assert row[5:7] == ["h2", "bounded"]
+
+
+def test_a_head_that_is_no_number_is_the_largest() -> None:
+    assert largest_head([1.0, 3.0, 2.0]) == (1, 3.0)
+    assert largest_head([]) is None
+    found = largest_head([1.0, 3.0, None])
+    assert found is not None
+    assert found[0] == 2
+    assert math.isnan(found[1])
 
 
 def test_json_says_on_what_it_was_read(folder: Path, tmp_path: Path) -> None:
