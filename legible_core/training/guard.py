@@ -20,6 +20,8 @@ SPIKE_DEVIATIONS = 6.0
 SPIKE_AFTER = 20
 # Losses that a mean must rest on before it counts as the lowest.
 SURE_AFTER = 10
+# The last steps whose middle one tells a rise at a run's end from what a spike left in the mean.
+LATEST = 10
 
 
 @dataclass
@@ -83,6 +85,15 @@ class Guard:
     def healthy(self) -> bool:
         """Whether a checkpoint saved now counts as a good one."""
         return self.above == 0
+
+    @property
+    def rising(self) -> bool:
+        """Whether the mean stands too high and so do the latest steps; what a spike or a short burst leaves is none.
+
+        Asked at a run's end, after which no step can tell whether a rise would have stayed.
+        """
+        bound = self.lowest + math.log1p(self.tolerance)
+        return not self.healthy and statistics.median(self.recent[-LATEST:]) > bound
 
     def to_json(self) -> dict[str, Any]:
         """What `load` needs to go on with the same verdicts."""

@@ -47,7 +47,7 @@ from legible_core.training.telemetry import EVERY_STEPS, Telemetry
 
 
 class Diverged(LegibleError):
-    """The guard stopped the run; the message says why and which state is kept."""
+    """The guard stopped the run or does not take its end for one; the message says why and which state is kept."""
 
     code = "diverged"
     status = 500
@@ -126,9 +126,9 @@ class Run:
     ) -> bool:
         """The warm-up and constant part, to step number `steps` of the run (default: the recipe's end).
 
-        `on_step` returns False to stop after saving; True when the end was reached. snapshot_every: tokens between two
-        snapshots besides the recipe's. Raises `Diverged` when the guard stops it, `ProcessLost` when another process
-        of the run ends.
+        `on_step` returns False to stop after saving; True when the end was reached and is saved. snapshot_every: tokens
+        between two snapshots besides the recipe's. Raises `Diverged` when the guard stops it or it ends on a rise,
+        `ProcessLost` when another process of the run ends.
         """
         last = self.recipe.steps if steps is None else steps
         snapshots = Snapshots(self.recipe, self.folder, snapshot_every, last)
@@ -137,7 +137,8 @@ class Run:
     def decay(self, on_step: Callable[[Step], bool], *, tokens: int | None = None, save_seconds: float = 240.0) -> Path:
         """Branch off the run's present state and take the rate to zero over `tokens`; the branch's folder.
 
-        The run's own state stays as it is, so that it can go on afterwards. Resumable like the run itself.
+        The run's own state stays as it is, so that it can go on afterwards. Resumable like the run itself, and raises
+        what `train` raises: the branch that is given back was decayed to its end.
         """
         size = self.recipe.schedule.batch_tokens
         steps = (tokens or self.recipe.schedule.decay_tokens) // size
@@ -285,10 +286,22 @@ class Run:
                     if snapshots is not None:
                         snapshots.after(step, model)
                 stop = any_of(not on_step(done))
-                # A state is replaced only by a healthy one, so that a divergence leaves what was good before it.
+                # A state is replaced only by a healthy one, so that a divergence leaves what was good before it. The
+                # last one is also saved while a spike still stands in the mean: no later step could save it.
                 if stop or step == last or any_of(first and time.monotonic() - saved > save_seconds):
-                    if guard.healthy:
+                    if guard.healthy or (step == last and not guard.rising):
                         save()
+                    elif step == last:
+                        reason = (
+                            f"by its last step, {step}, the cumulative perplexity has risen to {guard.perplexity:.1f}, "
+                            f"more than {guard.tolerance:.0%} above its lowest, and the last steps stand as high"
+                        )
+                        if first:
+                            telemetry.event(step + 1, "diverged", reason)
+                        raise Diverged(
+                            f"The training is not finished: {reason}. {kept(folder)} Train for longer, or lower the "
+                            "learning rates or the pressures and start again from there."
+                        )
                     saved = time.monotonic()
                 if stop:
                     return step == last

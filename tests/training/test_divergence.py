@@ -93,6 +93,21 @@ def test_a_rise_that_stays_level_is_still_one() -> None:
     assert stopped < 1250
 
 
+def test_a_rise_at_the_end_is_told_from_a_spike() -> None:
+    """Neither has lasted long enough to stop a run; the last steps tell them apart."""
+    calm = descent(1000, 40)
+    for spike in ([math.log(40) + 20.0], [math.log(40) + 20.0, *[math.log(40)] * 9], [math.log(40) + 5.0] * 3):
+        stopped, _, guard = follow(calm + spike)
+        assert stopped is None
+        assert not guard.healthy
+        assert not guard.rising
+    stopped, _, guard = follow(calm + [math.log(60)] * 80)
+    assert stopped is None
+    assert not guard.healthy
+    assert guard.rising
+    assert not follow(calm)[2].rising
+
+
 def test_an_explosion_within_the_first_steps() -> None:
     stopped, _, _ = follow([9.0, 9.1, 9.4, 10.0, 11.0, *[12.0] * 400])
     assert stopped is not None

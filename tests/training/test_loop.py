@@ -16,7 +16,7 @@ from app.cli import build
 from legible_core.checkpoint import save
 from legible_core.errors import Conflict, Corrupt, LegibleError, Unavailable
 from legible_core.folder import Card
-from legible_core.registry import Checkpoint
+from legible_core.registry import Checkpoint, open_checkpoint
 from legible_core.training import loop
 from legible_core.training import step as step_module
 from legible_core.training.loop import Diverged, Run, Step
@@ -29,7 +29,7 @@ from legible_core.training.recipe import (
     ScheduleRecipe,
     load_recipe,
 )
-from legible_core.training.state import read_state
+from legible_core.training.state import read_meta, read_state
 
 RECIPE = Recipe(
     name="tiny",
@@ -197,6 +197,61 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_state(
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
 
 
+class Rising:
+    """The next-token loss, `by` nats higher from the call number `after` + 1 on; gradients stay what they are."""
+
+    def __init__(self, after: int, by: float) -> None:
+        self.plain, self.after, self.by, self.calls = step_module.next_token_loss, after, by, 0
+
+    def __call__(self, *words: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.plain(*words) + (self.by if self.calls > self.after else 0.0)
+
+
+LONGER = replace(RECIPE, schedule=replace(RECIPE.schedule, tokens=1280))
+
+
+def test_a_run_that_ends_on_a_rise_is_not_finished(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_module, "next_token_loss", Rising(12, 5.0))
+    said = (
+        r"The training is not finished: by its last step, 20, .* the last steps stand as high\. Nothing was saved yet\."
+    )
+    with pytest.raises(Diverged, match=said):
+        start(LONGER, tmp_path / "a", text).train(lambda step: True)
+    event = json.loads((tmp_path / "a" / "events.jsonl").read_text().splitlines()[-1])
+    assert (event["number"], event["event"]) == (21, "diverged")
+    monkeypatch.undo()
+    assert start(LONGER, tmp_path / "a", text).train(lambda step: True)
+    assert (tmp_path / "a" / "events.jsonl").read_text() == ""
+
+
+def test_a_decay_that_ends_on_a_rise_ships_nothing(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipe.toml").write_text(TOML.replace("vocab_size = 300", "vocab_size = 300\nheld_out_tokens = 200"))
+    out, shipped = tmp_path / "a", tmp_path / "shipped"
+    words = ["train", str(tmp_path / "recipe.toml"), "--out", str(out), "--text", str(text)]
+    begun = CliRunner().invoke(build(), [*words, "--tokenizer", str(_tokenizer(text)), "--steps", "12"])
+    assert begun.exit_code == 0, begun.output
+    words += ["--decay", "--decay-tokens", "640", "--ship", str(shipped)]
+    monkeypatch.setattr(step_module, "next_token_loss", Rising(0, 5.0))
+    result = CliRunner().invoke(build(), words)
+    assert isinstance(result.exception, Diverged)
+    assert f"The last good state is kept in {out / 'decay-768' / 'state'}." in result.exception.message
+    assert not shipped.exists()
+    monkeypatch.undo()
+    result = CliRunner().invoke(build(), words)
+    assert result.exit_code == 0, result.output
+    assert open_checkpoint(shipped).card.fields["tokens"] == "1408"
+
+
+def test_a_spike_at_the_end_is_saved(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_module, "next_token_loss", Rising(19, 20.0))
+    assert start(LONGER, tmp_path / "a", text).train(lambda step: True)
+    meta = read_meta(tmp_path / "a" / "state")
+    assert meta is not None
+    assert meta["step"] == 20
+    assert meta["guard"]["above"] == 1, "the mean shows it, so that no earlier step would have been saved"
+
+
 def test_no_pickle_and_no_half_state(tmp_path: Path, text: Path) -> None:
     run = start(RECIPE, tmp_path / "a", text)
     run.train(lambda step: step.number < 3)
@@ -357,6 +412,20 @@ def test_a_run_begins_from_shipped_weights(tmp_path: Path, text: Path) -> None:
     assert state is not None
     for name, value in first.model.named_parameters():
         assert torch.equal(state[0][name], value), name
+
+
+def test_a_run_refuses_weights_of_another_tokenizer(tmp_path: Path, text: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(_tokenizer(text).read_text().replace("<fill0>", "<full0>"))  # as large, but not the same
+    first = start(RECIPE, tmp_path / "first", text)
+    shipped = save(tmp_path / "shipped", first.model, other, Card({}), dtype="float32")
+    with pytest.raises(Conflict, match="has another tokenizer than the run; give its own with --tokenizer") as caught:
+        start(RECIPE, tmp_path / "second", text, (shipped, 640))
+    assert str(shipped.tokenizer_path) in caught.value.message
+    assert not (tmp_path / "second" / "recipe.json").exists(), "a folder that was refused is no run's"
+    # What the sentence says to do is enough.
+    Run(RECIPE, tmp_path / "second", text, tokenizer=shipped.tokenizer_path, begin=(shipped, 640))
+    assert read_state(tmp_path / "second" / "state") is not None
 
 
 def test_a_run_refuses_weights_of_another_shape(tmp_path: Path, text: Path) -> None:
