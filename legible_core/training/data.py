@@ -178,18 +178,23 @@ def _keeps_words(left: str, right: str) -> bool:
 
 
 def _sha256(target: Path) -> str:
-    """The hash of a file of ids; kept beside it, since hashing many gigabytes takes a while."""
-    kept, size = target.with_suffix(".json"), target.stat().st_size
+    """The hash of a file of ids; kept beside it, since hashing many gigabytes takes a while.
+
+    What is kept counts while the file's size and the times of its last change are those of then, so a file that was
+    altered is hashed anew, and so is a copy, whose hash is the same.
+    """
+    kept, info = target.with_suffix(".json"), target.stat()
+    mark = {"bytes": info.st_size, "mtime_ns": info.st_mtime_ns, "ctime_ns": info.st_ctime_ns}
     try:
         found = json.loads(kept.read_text(encoding="utf-8"))
-        if found["bytes"] == size and isinstance(found["sha256"], str):
+        if isinstance(found["sha256"], str) and all(found.get(name) == value for name, value in mark.items()):
             return str(found["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
     with target.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     draft = target.with_suffix(".json.partial")
-    draft.write_text(json.dumps({"sha256": digest, "bytes": size}) + "\n", encoding="utf-8")
+    draft.write_text(json.dumps({"sha256": digest, **mark}) + "\n", encoding="utf-8")
     draft.replace(kept)
     return digest
 

@@ -102,6 +102,7 @@ def find_corpus(
                 f"{corpus.sha256[:12]}, the run saw {wanted[1]:,} with hash {wanted[0][:12]}; give the same text, or "
                 "--out another folder.",
                 code="corpus_changed",
+                hint=f"If the text is the same, its tokens were altered: remove {place}, and they are made anew.",
             )
     return corpus
 

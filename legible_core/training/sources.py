@@ -128,7 +128,14 @@ class Hub:
 
     @property
     def key(self) -> list[Any]:
-        return [self.name, self.config, self.split, self.column]
+        named = [self.name, self.config, self.split, self.column]
+        folder = Path(self.dataset)
+        if not folder.is_dir():
+            return named
+        found = sorted(
+            (file.relative_to(folder).as_posix(), file.stat()) for file in folder.rglob("*") if file.is_file()
+        )
+        return [*named, [[name, info.st_size, info.st_mtime_ns] for name, info in found]]
 
     def total(self) -> int:
         return 0  # not known before the end
