@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 from training_samples import losses, recipe_of, write_text, write_tokenizer
+from typer.testing import CliRunner
 
+from app.cli import build
 from legible_core.errors import LegibleError
 from legible_core.training import loop
 from legible_core.training.distributed import check_device, processes, share
@@ -46,6 +49,13 @@ def lines(folder: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
+def same_log(one: Path, other: Path) -> None:
+    """The same steps with the same figures, up to the order in which numbers are added."""
+    for mine, theirs in zip(lines(one, "log.jsonl"), lines(other, "log.jsonl"), strict=True):
+        for name in ("loss", "pressure", "gradient_norm", "perplexity"):
+            assert mine[name] == pytest.approx(theirs[name], rel=2e-5), (mine["number"], name)
+
+
 def test_two_processes_train_as_one(tmp_path: Path, text: Path) -> None:
     """Micro-batches, a floor that spares channels of some batches only, a revival, a stop that one alone asks for."""
     options = {"floor": 0.48, "micro": 32, "revive": [256]}
@@ -63,12 +73,36 @@ def test_two_processes_train_as_one(tmp_path: Path, text: Path) -> None:
     assert second[0]["world"] == 2
     # Both hold the same weights to the last bit.
     assert second[0]["weights"] == second[1]["weights"]
-    for mine, other in zip(lines(tmp_path / "two", "log.jsonl"), lines(tmp_path / "one", "log.jsonl"), strict=True):
-        for name in ("loss", "pressure", "gradient_norm", "perplexity"):
-            assert mine[name] == pytest.approx(other[name], rel=2e-5), (mine["number"], name)
+    same_log(tmp_path / "two", tmp_path / "one")
     # Only one of them writes.
     assert len(lines(tmp_path / "two", "sittings.jsonl")) == 2
     assert lines(tmp_path / "two", "revived.jsonl") == lines(tmp_path / "one", "revived.jsonl")
+
+
+def test_the_command_of_the_docs_trains_as_one_process(tmp_path: Path) -> None:
+    """Its own words, but for the numbers of processes, the recipe, and the device."""
+    found = re.search(r"^torchrun .*$", (ROOT / "docs" / "training.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None
+    other = {
+        "torchrun": str(Path(sys.executable).with_name("torchrun")), "8": "2", "cuda": "cpu",
+        "recipes/paper/end-to-end/rho-0.5-all-both.toml": "recipes/tiny.toml",
+    }  # fmt: skip
+    told = found[0].split()
+    assert other.keys() <= set(told)
+    command = [other.get(word, word) for word in told]
+    command.insert(1, "--standalone")  # a free port: another test may hold the usual one
+    steps = ["--steps", "5", "--telemetry-every", "0"]
+    done = subprocess.run(
+        [*command, *steps, "--out", str(tmp_path / "two")],
+        capture_output=True, text=True, timeout=400, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2,560 tokens trained; held-out loss") == 1
+    words = ["train", str(ROOT / "recipes" / "tiny.toml"), *steps, "--out", str(tmp_path / "one")]
+    result = CliRunner().invoke(build(), words)
+    assert result.exit_code == 0, result.output
+    assert [line["processes"] for line in lines(tmp_path / "two", "sittings.jsonl")] == [2]
+    same_log(tmp_path / "two", tmp_path / "one")
 
 
 def test_a_process_that_dies_ends_the_run_and_leaves_its_state(tmp_path: Path, text: Path) -> None:
