@@ -110,6 +110,12 @@ class Checkpoint:
         return None if tokens is None else int(tokens)
 
     @property
+    def decay_tokens(self) -> int | None:
+        """Of `tokens_trained`, those over which the rate fell: 0 at a constant rate, None where no card says it."""
+        tokens = self.card.number("decay_tokens")
+        return None if tokens is None or tokens < 0 else int(tokens)
+
+    @property
     def perplexity(self) -> float | None:
         """Per token, on the text that the card names; from the loss where only that is given."""
         perplexity, loss = self.card.number("perplexity"), self.card.number("loss")
@@ -225,7 +231,7 @@ def open_checkpoint(
             origin=origin,
         )
         # Read once here, so that a card with a broken figure is refused rather than failing a page later.
-        _ = (checkpoint.tokens_trained, checkpoint.legibility)
+        _ = (checkpoint.tokens_trained, checkpoint.decay_tokens, checkpoint.legibility)
         if tokenizer is not None:
             check_vocabulary(config, tokenizer.call("facts", checkpoint.tokenizer_path)["vocab_size"])
     except LegibleError as error:

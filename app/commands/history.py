@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 TOKENS = 16_384
 MAX_TOKENS = 1 << 22
+# A snapshot's `rate` in a sentence.
+RATES = {
+    "decayed": "decayed weights",
+    "constant": "at a constant rate",
+    "not recorded": "decayed or not: its card does not say",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -64,7 +70,8 @@ def history(
     names = Names.load(checkpoint.path, checkpoint_hash=checkpoint.hash)
     measuring = Measuring(ordered, ids, text, None if names is None else names.often)
     for number, snapshot in enumerate(measuring.run(), 1):
-        typer.echo(f"{number} of {len(ordered)}: {snapshot.tokens:,} tokens, loss {snapshot.loss:.3f} on {text}")
+        said = f"{snapshot.tokens:,} tokens, {RATES[snapshot.rate]}, loss {snapshot.loss:.3f} on {text}"
+        typer.echo(f"{number} of {len(ordered)}: {said}")
     found = measuring.history
     found.save(out or checkpoint.path)
     typer.echo(

@@ -18,6 +18,13 @@ from legible_core.registry import Checkpoint
 from legible_core.training.unit_history import FILE, Moment, UnitHistory
 from legible_core.units import Unit
 
+# So many moments make a course; fewer are a beginning and an end.
+COURSE = 3
+RATE_MARKS = {
+    "decayed": "● decayed weights", "constant": "○ weights at a constant rate",
+    "not recorded": "without a mark: which of the two is not recorded",
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -65,8 +72,21 @@ def history_of(checkpoint: Checkpoint, unit: Unit, names: Names | None) -> Histo
         for moment in moments
     )
     text, count = stored.measured
-    said = f"Each snapshot on the same {count:,} tokens of {text}; the last row is this checkpoint."
+    said = f"Each snapshot on the same {count:,} tokens of {text}; the last row is this checkpoint. {_rates(moments)}"
     return HistoryView(rows, _figures(moments), said)
+
+
+def _rates(moments: tuple[Moment, ...]) -> str:
+    """How many moments there are of which sort, and what cannot be read off them."""
+    sorts = {moment.snapshot.rate for moment in moments}
+    said = ""
+    if len(moments) < COURSE:
+        said = "This is a beginning and an end, not a course: nothing is known of what lies between. "
+    marks = [mark for sort, mark in RATE_MARKS.items() if sort in sorts]
+    said += f"In the figures: {', '.join(marks)}. "
+    if {"decayed", "constant"} <= sorts:
+        said += "Between a point of the one sort and one of the other the decay is part of what changed. "
+    return said.rstrip()
 
 
 def history_json(checkpoint: Checkpoint, unit: Unit) -> list[dict[str, Any]] | None:
@@ -98,6 +118,7 @@ def history_rows(checkpoint: Checkpoint, unit: Unit) -> list[dict[str, Any]]:
 
 def _figures(moments: tuple[Moment, ...]) -> tuple[Drawn, ...]:
     tokens = [moment.snapshot.tokens for moment in moments]
+    rates = [moment.snapshot.rate for moment in moments]
     operands = [operand.id for operand in moments[0].operands]
     found = []
     if operands:
@@ -105,7 +126,7 @@ def _figures(moments: tuple[Moment, ...]) -> tuple[Drawn, ...]:
             Series(name, tuple(moment.operands[place].on for moment in moments)) for place, name in enumerate(operands)
         ]
         most = max(0.01, *(value for one in series for value in one.values))
-        figure = over_training(tokens, series, "ON over the training", 0.0, most, ("0", percent(most)))
+        figure = over_training(tokens, rates, series, "ON over the training", 0.0, most, ("0", percent(most)))
         found.append(Drawn("ON, share of tokens", figure, _legend(series)))
     reads = operands or ["its read row"]
     lines = [Series("its write column", tuple(moment.write_cosine for moment in moments))]
@@ -114,7 +135,7 @@ def _figures(moments: tuple[Moment, ...]) -> tuple[Drawn, ...]:
         lines.append(Series(f"row of {name}" if operands else name, tuple(values)))
     label = "Cosine with what it became, over the training"
     low = -1.0 if min(value for one in lines for value in one.values) < 0 else 0.0
-    figure = over_training(tokens, lines, label, low, 1.0, ("0" if low == 0 else "−1", "1"))
+    figure = over_training(tokens, rates, lines, label, low, 1.0, ("0" if low == 0 else "−1", "1"))
     return (*found, Drawn("cosine with what it became", figure, _legend(lines)))
 
 
@@ -123,6 +144,11 @@ def _legend(series: list[Series]) -> str:
 
 
 def _stored(checkpoint: Checkpoint) -> UnitHistory | None:
+    found = _loaded(checkpoint)
+    return None if found is None else found.ending(checkpoint.decay_tokens)
+
+
+def _loaded(checkpoint: Checkpoint) -> UnitHistory | None:
     try:
         stamp = (checkpoint.path / FILE).stat().st_mtime_ns
     except OSError:

@@ -94,7 +94,8 @@ class Measuring:
 
     def _snapshot(self, number: int) -> Snapshot:
         checkpoint = self.checkpoints[number]
-        return Snapshot(checkpoint.tokens_trained or 0, checkpoint.hash, self.losses[number])
+        tokens, decayed = checkpoint.tokens_trained or 0, checkpoint.decay_tokens
+        return Snapshot(tokens, checkpoint.hash, self.losses[number], decayed)
 
     @torch.no_grad()
     def _weights(self, number: int, model: Transformer) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +43,26 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One moment of the training: its tokens, the hash of its weights, and its loss (nats) on the text measured on."""
+    """One moment of the training: its tokens, the hash of its weights, and its loss (nats) on the text measured on.
+
+    decay_tokens: how many of the tokens the learning rate fell over, 0 for weights at a constant rate; None where
+    neither card nor file says it. Weights of the two sorts differ by the decay as well as by their tokens.
+    """
 
     tokens: int
     hash: str
     loss: float
+    decay_tokens: int | None = None
+
+    @property
+    def rate(self) -> str:
+        """`decay_tokens` in words."""
+        if self.decay_tokens is None:
+            return "not recorded"
+        return "decayed" if self.decay_tokens else "constant"
 
     def to_json(self) -> dict[str, Any]:
-        return {"tokens": self.tokens, "hash": self.hash, "loss": self.loss}
+        return {"tokens": self.tokens, "decay_tokens": self.decay_tokens, "hash": self.hash, "loss": self.loss}
 
 
 @dataclass(frozen=True)
@@ -109,6 +121,13 @@ class UnitHistory:
     snapshots: tuple[Snapshot, ...]
     measured: tuple[str, int]
     config: ModelConfig
+
+    def ending(self, decay_tokens: int | None) -> UnitHistory:
+        """The same with the checkpoint's own `decay_tokens`, off its card, where the file does not say them."""
+        *before, last = self.snapshots
+        if last.decay_tokens is not None or decay_tokens is None:
+            return self
+        return replace(self, snapshots=(*before, replace(last, decay_tokens=decay_tokens)))
 
     def of(self, unit: Unit) -> tuple[Moment, ...]:
         """A unit's history, first snapshot first."""
@@ -203,9 +222,12 @@ def shapes(config: ModelConfig, snapshots: int) -> dict[str, tuple[str, tuple[in
 
 def _snapshot(found: dict[str, Any]) -> Snapshot:
     tokens, identity, loss = found["tokens"], found["hash"], float(found["loss"])
-    if type(tokens) is not int or tokens < 0 or not isinstance(identity, str) or not math.isfinite(loss):
+    decayed = found.get("decay_tokens")  # the first files did not have it
+    if any(type(count) is not int or count < 0 for count in (tokens, 0 if decayed is None else decayed)):
         raise ValueError
-    return Snapshot(tokens, identity, loss)
+    if not isinstance(identity, str) or not math.isfinite(loss):
+        raise ValueError
+    return Snapshot(tokens, identity, loss, decayed)
 
 
 def _class(code: int) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -27,8 +28,9 @@ from legible_core.units import Unit
 INTERSECTION, EXISTENTIAL, PLAIN = Unit(1, 2), Unit(0, 18), Unit(1, 40)
 
 
-def keep(root: Path, model: Transformer, of: Checkpoint, tokens: int) -> Checkpoint:
-    return save(root / f"{tokens:012d}", model, of.tokenizer_path, Card({"tokens": str(tokens)}), dtype="float32")
+def keep(root: Path, model: Transformer, of: Checkpoint, tokens: int, **card: str) -> Checkpoint:
+    fields = Card({"tokens": str(tokens), **card})
+    return save(root / f"{tokens:012d}", model, of.tokenizer_path, fields, dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     root = tmp_path_factory.mktemp("history")
     first = make_checkpoint(root / "other", scan=False, seed=1)
     last = make_checkpoint(root / "last", scan=False)
-    final = keep(root, load(last), last, 300)
+    final = keep(root, load(last), last, 300, decay_tokens="60")
     inside = root / "run" / "snapshots"
     inside.mkdir(parents=True)
     (root / "run" / "recipe.json").write_text("{}")
@@ -46,7 +48,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     with torch.no_grad():
         turned.layers[1].feed_forward.down[:, INTERSECTION.unit] *= -2.0
         turned.layers[1].feed_forward.pair_b[INTERSECTION.unit] *= 3.0
-    keep(inside, turned, last, 200)
+    keep(inside, turned, last, 200, decay_tokens="0")
     corpus = root / "corpus.txt"
     corpus.write_text(sample_text(1, 400), encoding="utf-8")
     history(str(final.path), [root / "run"], corpus=corpus, tokens=256)
@@ -69,6 +71,7 @@ def stored(ended: Checkpoint) -> UnitHistory:
 def test_each_snapshot_is_compared_with_the_end(ended: Checkpoint) -> None:
     found = stored(ended)
     assert [snapshot.tokens for snapshot in found.snapshots] == [100, 200, 300]
+    assert [snapshot.decay_tokens for snapshot in found.snapshots] == [None, 0, 60]
     assert found.snapshots[-1].hash == ended.hash
     assert found.measured == ("corpus.txt", 256)
     assert (ended.path / FILE).stat().st_mode == (ended.path / "config.json").stat().st_mode
@@ -114,6 +117,47 @@ def test_the_page_and_its_json_say_it(site: Site, ended: Checkpoint, unit: Unit)
     assert [row["tokens"] for row in rows] == [100, 200, 300]
     assert all(row.keys() == rows[0].keys() and row["text"] == "corpus.txt" for row in rows)
     assert ("A.on" in rows[0], "m.crisp" in rows[0]) == (unit == INTERSECTION, unit == EXISTENTIAL)
+
+
+def test_each_point_says_whether_its_weights_are_decayed(site: Site) -> None:
+    address = f"/models/{site.checkpoint.slug}/units/{PLAIN}"
+    page = site.client.get(address).text
+    section = page[page.index("Over its training") :]
+    cells = re.findall(r'<td class="nowrap">([^<]*)</td>', section)
+    assert cells == ["not recorded", "constant", "decayed"]
+    # Two lines, each with a point of either sort and none where nothing is known.
+    assert (section.count('class="point"'), section.count('class="point open"')) == (2, 2)
+    assert "200 tokens, weights at a constant rate: its write column" in section
+    assert (
+        "● decayed weights, ○ weights at a constant rate, without a mark: which of the two is not recorded." in section
+    )
+    assert "the decay is part of what changed" in section
+    assert "a beginning and an end" not in section
+    assert [row["decay_tokens"] for row in history_rows(site.checkpoint, PLAIN)] == [None, 0, 60]
+
+
+def test_a_file_of_before_and_two_moments(ended: Checkpoint, tmp_path: Path) -> None:
+    """A file that does not say it stays readable: the checkpoint's own card tells of the last point."""
+    from safetensors import safe_open
+
+    shutil.copytree(ended.path, tmp_path / "before")
+    with safe_open(ended.path / FILE, "np") as file:
+        meta = file.metadata()
+    kept = [{k: v for k, v in each.items() if k != "decay_tokens"} for each in json.loads(meta["snapshots"])][1:]
+    arrays = {name: array[1:] for name, array in load_file(ended.path / FILE).items()}
+    save_file(arrays, tmp_path / "before" / FILE, metadata={**meta, "snapshots": json.dumps(kept)})
+    made = open_site(tmp_path / "data", open_checkpoint(tmp_path / "before"))
+    page = made.client.get(f"/models/before/units/{PLAIN}").text
+    rows = history_rows(made.checkpoint, PLAIN)
+    made.services.close()
+    assert [row["decay_tokens"] for row in rows] == [None, 60]
+    assert "This is a beginning and an end, not a course" in page
+    assert "○" not in page
+    for wrong in ("60", -1, 1.5):
+        spoilt = json.dumps([kept[0], {**kept[1], "decay_tokens": wrong}])
+        save_file(arrays, tmp_path / FILE, metadata={**meta, "snapshots": spoilt})
+        with pytest.raises(Corrupt, match="damaged"):
+            UnitHistory.load(tmp_path, ended.hash, ended.config)
 
 
 def test_what_is_damaged_or_of_other_weights_is_not_shown(ended: Checkpoint, tmp_path: Path) -> None:
