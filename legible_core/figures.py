@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 
+# A perplexity of float32 sums is as certain as the mean log-likelihood that it is the exponential of: to 1e-5 nats.
+PERPLEXITY_ROUNDING = 1e-5
 # What `legible card` writes into a card's text stands between these.
 BEGIN, END = "<!-- figures: legible card writes these -->", "<!-- end of figures -->"
 
@@ -43,17 +45,18 @@ def short_count(number: int) -> str:
     return str(number)
 
 
-def same(written: str, value: float, written_now: str) -> bool:
+def same(written: str, value: float, written_now: str, relative: float = 0.0) -> bool:
     """Whether a figure as it was written agrees with the value now: to within one of the last written digit.
 
-    Another machine or library may add in another order and round the other way.
+    Another machine or library may add in another order and round the other way. relative: a share of the value that
+    it may be off as well, for a large figure whose digits are more than the sums behind it hold.
     """
     try:
         was = float(written)
     except ValueError:
         return written == written_now
     decimals = len(written_now.partition(".")[2])
-    return written == written_now or abs(was - value) <= 1.5 * 10.0**-decimals
+    return written == written_now or abs(was - value) <= max(1.5 * 10.0**-decimals, relative * abs(value))
 
 
 def without_tables(text: str) -> str:

@@ -1,25 +1,33 @@
 """`legible card MODEL`: every number of a checkpoint's card, made from what was measured on its weights.
 
-The front of the card gets the quality and the pooled figures, its text the papers' tables, between two marks; nothing
-of either is typed by hand. `--check` compares instead of writing, `--corpus` measures anew.
+The front of the card gets the quality and the pooled figures, its text a table of the quality and the papers' tables,
+between two marks; nothing of either is typed by hand. `--check` compares instead of writing; `--corpus` scans anew,
+`--data` evaluates anew.
 """
 
 from __future__ import annotations
 
 import shlex
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from legible_core.errors import LegibleError, NotFound
-from legible_core.figures import BEGIN, END, loss_text, percent_text, perplexity_text, same, share_text
+from app.commands.shipped import Replace, keep_shipped
+from legible_core.errors import Conflict, LegibleError, NotFound
+from legible_core.figures import BEGIN, END, loss_text, percent_text, perplexity_text, share_text
 
 if TYPE_CHECKING:
+    from legible_core.evaluation.records import TaskResult
     from legible_core.naming.names import Names
     from legible_core.naming.tables import Cell, Table
     from legible_core.registry import Checkpoint
+
+# What the tables of quality say of themselves; docs/evaluation.md says more.
+OVER_ITEMS = "± is the standard error over items; of several paradigms the plain mean, and its error √(Σ se²) / k."
+OVER_PARADIGMS = "Each is the plain mean of its paradigms."
 
 
 def register(app: typer.Typer) -> None:
@@ -37,39 +45,71 @@ def card(
         bool, typer.Option("--check", help="Compare with the card instead of writing it; status 1 where they differ.")
     ] = False,
     corpus: Annotated[
-        Path | None, typer.Option(help="Measure anew on this text instead of taking the names files' figures.")
+        Path | None,
+        typer.Option(help="Measure loss and legibility anew on this text instead of taking the names files' figures."),
     ] = None,
-    device: Annotated[str, typer.Option(help="With --corpus, where to compute: auto, cpu, cuda or cuda:N.")] = "auto",
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Ask the tasks in this folder anew, as `legible eval`, instead of taking evaluation.json's."),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="With --corpus or --data, where to compute: auto, cpu, cuda or cuda:N.")
+    ] = "auto",
+    restart: Annotated[
+        bool, typer.Option("--restart", help="With --data, forget the scores that are kept and ask again.")
+    ] = False,
+    replace_shipped: Replace = False,
 ) -> None:
     """Write quality, legibility and half-lives onto the card; with --check, tell which figures differ from it."""
     from app.commands.read import find
-    from legible_core.checkpoint import write_card
     from legible_core.evaluation.records import card_fields
-    from legible_core.folder import Card
 
     checkpoint = find(model)
-    names = _names(checkpoint, model) if corpus is None else _measured(checkpoint, corpus, device)
-    fields = {**figures(names), **card_fields(checkpoint.path, checkpoint.hash)}
-    section = tables_text(names)
+    more, text = _typed(field or []), _text(body)
+    if not check:
+        _writes(checkpoint, model, corpus, data, replace_shipped)
+    names = _names(checkpoint, model) if corpus is None else None
+    if corpus is not None and not corpus.is_file():
+        raise NotFound(f"There is no text at {corpus}; give a UTF-8 text file, plain or .xz.")
+    # The tasks first: their scores are kept where one stops, and a scan for a card begins again.
+    tasks = _tasks(checkpoint, data, device, restart, store=not check)
+    if names is None:
+        assert corpus is not None
+        names = _measured(checkpoint, corpus, device)
+    measured = {**figures(names), **card_fields(tasks)}
+    section = tables_text(names, tasks)
     if check:
-        wrong = differences(checkpoint, fields, section)
-        for line in wrong:
-            typer.echo(line)
-        typer.echo(f"{len(fields)} figures and the tables were compared; {len(wrong)} differ.")
-        raise typer.Exit(1 if wrong else 0)
-    fields = {**checkpoint.card.fields, **fields}
-    for item in field or []:
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise LegibleError(f"--set {item!r} is not usable; write key=value.", code="bad_options")
-        fields[key.strip()] = value.strip()
-    text = checkpoint.card.body
-    if body is not None:
-        if not body.is_file():
-            raise NotFound(f"There is no text at {body}; give a Markdown file.")
-        text = body.read_text(encoding="utf-8")
-    written = write_card(checkpoint.path, Card(fields, with_section(text, section)))
+        raise typer.Exit(_compare(checkpoint, measured, section))
+    _write(checkpoint, measured, more, with_section(checkpoint.card.body if text is None else text, section))
+
+
+def _compare(checkpoint: Checkpoint, measured: dict[str, str], section: str) -> int:
+    """Say what differs from the card; 1 where anything does."""
+    from app.commands.card_check import differences, recorded_facts, untrue
+
+    wrong = [*differences(checkpoint, measured, section), *untrue(checkpoint)]
+    for line in wrong:
+        typer.echo(line)
+    facts = len(recorded_facts(checkpoint).keys() & checkpoint.card.fields.keys())
+    trained = f", {facts} facts of the training" if facts else ""
+    typer.echo(f"{len(measured)} figures{trained} and the tables were compared; {len(wrong)} differ.")
+    return 1 if wrong else 0
+
+
+def _write(checkpoint: Checkpoint, measured: dict[str, str], more: dict[str, str], text: str) -> None:
+    """The card with these figures and no others; facts that another file says otherwise are told, and left."""
+    from app.commands.card_check import unmeasured, untrue
+    from legible_core.checkpoint import write_card
+    from legible_core.folder import Card
+
+    old = unmeasured(checkpoint, measured)
+    kept = {key: value for key, value in checkpoint.card.fields.items() if key not in old}
+    written = write_card(checkpoint.path, Card({**kept, **measured, **more}, text))
+    if old:
+        typer.echo(f"Left out, since nothing here measured them: {', '.join(old)}.")
     typer.echo(f"Wrote the card of {written.slug} ({written.hash[:12]}).")
+    for line in untrue(written):
+        typer.echo(f"{line}; where the card is wrong, --set KEY=VALUE puts it right", err=True)
 
 
 def figures(names: Names) -> dict[str, str]:
@@ -95,15 +135,19 @@ def figures(names: Names) -> dict[str, str]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def tables_text(names: Names) -> str:
-    """The papers' tables in Markdown, with the quality of the same checkpoint in front."""
+def tables_text(names: Names, tasks: Mapping[str, TaskResult] | None = None) -> str:
+    """The quality of a checkpoint and the papers' tables of the same weights, in Markdown.
+
+    tasks: the results of an evaluation, by name; without them there is no table of the tasks.
+    """
     from legible_core.naming.tables import memory, tables
 
     corpus, quality = names.meta["corpus"], names.quality
     parts = [
         f"## Figures\n\nPerplexity {perplexity_text(quality['perplexity'])} on {corpus['tokens']:,} tokens of "
-        f"{corpus['name']}, where all of the following was measured; – is undefined."
+        f"{corpus['name']}, where legibility was measured too; – is undefined."
     ]
+    parts += [f"### {table.title}\n\n{table.note}\n\n{_markdown(table)}" for table in quality_tables(tasks or {})]
     found = tables(names)
     if not found:
         parts.append("No value of this checkpoint is bounded, so its legibility is undefined.")
@@ -119,47 +163,38 @@ def tables_text(names: Names) -> str:
     return "\n\n".join(parts)
 
 
+def quality_tables(tasks: Mapping[str, TaskResult]) -> list[Table]:
+    """Every task's figures; and the fields and linguistic terms of one that has them. Empty without tasks."""
+    from app.pages.quality import table
+    from legible_core.naming.tables import Table
+
+    made = [table(task) for _, task in sorted(tasks.items())]
+    if not made:
+        return []
+    all_items = tuple(
+        (task.title, row.figure, row.ours, row.chance, row.items)
+        for task in made
+        for row in task.rows
+        if row.level == "all"
+    )
+    found = [
+        Table("quality", "Quality", ("task", "figure", "value", "chance", "items"), all_items, frozenset(), OVER_ITEMS)
+    ]
+    for task in made:
+        rows = tuple((row.level, row.name, row.ours, row.chance, row.items) for row in task.rows if row.level != "all")
+        if rows:
+            columns = ("by", "name", task.rows[0].figure, "chance", "items")
+            title = f"{task.title} by field and by linguistic term"
+            found.append(Table(f"{task.task}-groups", title, columns, rows, frozenset(), OVER_PARADIGMS))
+    return found
+
+
 def with_section(text: str, section: str) -> str:
     """The card's text with its generated part replaced, or added at the end."""
     before, begin, rest = text.partition(BEGIN)
     after = rest.partition(END)[2] if begin else ""
     kept = before.rstrip()
     return f"{kept}\n\n{BEGIN}\n\n{section}\n\n{END}\n{after.strip()}".strip()
-
-
-def differences(checkpoint: Checkpoint, fields: dict[str, str], section: str) -> list[str]:
-    """A line for each figure of the card that is not what it would be now, to within the last written digit."""
-    wrong = []
-    for key, now in fields.items():
-        was = checkpoint.card.fields.get(key)
-        if was is None:
-            wrong.append(f"{key}: not on the card, now {now}")
-        elif not _agree(was, now):
-            wrong.append(f"{key}: {was} on the card, now {now}")
-    old = checkpoint.card.body.partition(BEGIN)[2].partition(END)[0].strip().splitlines()
-    new = section.splitlines()
-    if not old:
-        return [*wrong, "the tables: not on the card"]
-    if len(old) != len(new):
-        return [*wrong, f"the tables: {len(old)} lines on the card, now {len(new)}"]
-    for was, now in zip(old, new, strict=True):
-        cells = list(zip(was.split("|"), now.split("|"), strict=False))
-        if was.count("|") != now.count("|") or not all(_agree(a.strip(), b.strip()) for a, b in cells):
-            wrong.append(f"the tables: {was} on the card, now {now}")
-    return wrong
-
-
-def _agree(was: str, now: str) -> bool:
-    """Whether two texts say the same, their numbers to within one of the last written digit."""
-    a, b = was.replace(",", "").split(), now.replace(",", "").split()
-    return len(a) == len(b) and all(_same_word(x.rstrip(".;"), y.rstrip(".;")) for x, y in zip(a, b, strict=True))
-
-
-def _same_word(was: str, now: str) -> bool:
-    try:
-        return same(was, float(now), now)
-    except ValueError:
-        return was == now
 
 
 def _markdown(table: Table) -> str:
@@ -200,12 +235,82 @@ def _names(checkpoint: Checkpoint, given: str) -> Names:
     return names
 
 
+def _typed(lines: list[str]) -> dict[str, str]:
+    """The lines of --set; raises `LegibleError` for one without a key."""
+    found = {}
+    for item in lines:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise LegibleError(f"--set {item!r} is not usable; write key=value.", code="bad_options")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def _text(body: Path | None) -> str | None:
+    """The Markdown of --body; raises `NotFound` where there is none."""
+    if body is None:
+        return None
+    if not body.is_file():
+        raise NotFound(f"There is no text at {body}; give a Markdown file.")
+    return body.read_text(encoding="utf-8")
+
+
+def _writes(checkpoint: Checkpoint, given: str, corpus: Path | None, data: Path | None, replace: bool) -> None:
+    """Raise `Conflict` where the card would say something else than the files beside it.
+
+    A scan for a card is not stored, so it makes a card only where there are no names; an evaluation is, as by
+    `legible eval`, and so it replaces what ships only where that was asked for.
+    """
+    from app.commands.evaluate import check_writable
+    from legible_core.evaluation.records import FILE
+
+    if corpus is not None and checkpoint.has_names:
+        raise Conflict(
+            f"{checkpoint.slug} has names already, and a card measured on {corpus} would not agree with them; "
+            "--check compares without writing.",
+            code="names",
+            hint=f"`legible scan {shlex.quote(given)} --corpus {shlex.quote(str(corpus))}` stores the names that "
+            f"`legible card {shlex.quote(given)}` then takes.",
+        )
+    if data is not None:
+        keep_shipped(
+            checkpoint, (FILE,), replace=replace,
+            hint="--check compares the card with what is measured, and leaves both; --replace replaces both.",
+        )  # fmt: skip
+        check_writable(checkpoint.path / FILE)
+
+
+def _tasks(
+    checkpoint: Checkpoint, data: Path | None, device: str, restart: bool, *, store: bool
+) -> Mapping[str, TaskResult]:
+    """The stored results; with `data`, those of its tasks measured now, as `legible eval` does, and where `store` kept.
+
+    A card that is written has the figures as they are stored, to the last digit.
+    """
+    from app.commands.evaluate import FOLDER, Plan, asked, measure, stopped
+    from app.commands.interrupt import interruptible
+    from app.settings import Settings
+    from legible_core.evaluation.records import FILE, Evaluation
+
+    now: dict[str, TaskResult] | None = {}
+    if data is not None:
+        names, suites = asked(None, data, None)
+        plan = Plan(names, suites, None, device, None, Settings.load().data_dir / FOLDER, restart, store)
+        with interruptible() as interrupted:
+            now = measure(checkpoint, plan, checkpoint.path / FILE if store else None, interrupted)
+    if now is None:
+        raise stopped()
+    found = Evaluation.load(checkpoint.path, checkpoint.hash)
+    known = found.tasks if found is not None else {}
+    if data is not None and (rest := sorted(known.keys() - now.keys())):
+        typer.echo(f"{data} does not hold {', '.join(rest)}: what is stored of it is taken.", err=True)
+    return known if store else {**known, **now}
+
+
 def _measured(checkpoint: Checkpoint, corpus: Path, device: str) -> Names:
     """The names that a scan of this text gives now; nothing of it is kept."""
     from app.scanning import Job, Text, finish, prepare_scan
 
-    if not corpus.is_file():
-        raise NotFound(f"There is no text at {corpus}; give a UTF-8 text file, plain or .xz.")
     with tempfile.TemporaryDirectory(prefix="legible-card-") as folder:
         scan = prepare_scan(checkpoint, Text(corpus), Job(Path(folder) / "state", device=device, contexts=False))
         for progress in scan.run():

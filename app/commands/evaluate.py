@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.commands.interrupt import interruptible
-from app.commands.shipped import Replace, keep_shipped, shipped_files
+from app.commands.shipped import Replace, shipped_files
 from legible_core.errors import LegibleError, NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -67,42 +67,61 @@ def evaluate(
 ) -> None:
     """Print accuracy ± standard error, by field and by term for BLiMP, chance and the twin beside it.
 
-    Every item's scores are kept as they come: Ctrl-C stops after the batch in hand, and the same command goes on.
+    Every item's scores are kept as they come: Ctrl-C stops after the batch in hand, and the same command goes on. What
+    a shipped checkpoint came with stays: its results are measured and printed, and stored only with --out or --replace.
     """
     from app.commands.read import find
     from app.settings import Settings
-    from legible_core.evaluation.data import TASKS, available, load_suite, task_names
     from legible_core.evaluation.records import FILE
 
     checkpoint = find(model)
+    names, suites = asked(tasks, data, limit)
+    other = _twin(checkpoint, twin)
+    kept = out is None and limit is None and not replace_shipped and bool(shipped_files(checkpoint, (FILE,)))
+    target = out if out is not None else None if limit is not None or kept else checkpoint.path / FILE
+    if target is not None:
+        check_writable(target)
+    plan = Plan(names, suites, limit, device, batch_tokens, Settings.load().data_dir / FOLDER, restart, replace_shipped)
+    with interruptible() as interrupted:
+        results = measure(checkpoint, plan, target, interrupted)
+        theirs = {} if results is None or other is None else _twins(other, plan, results, interrupted)
+    if results is None or theirs is None:
+        raise stopped()
+    from app.pages.quality import document, report
+
+    notes = _kept(checkpoint, results) if kept else []
+    if as_json:
+        typer.echo(json.dumps(document(checkpoint, results, other, theirs), ensure_ascii=False, allow_nan=False))
+        for note in notes:
+            typer.echo(note, err=True)
+        return
+    typer.echo(report(checkpoint, results, other, theirs, paradigms))
+    if limit is not None and out is None:
+        notes = ["not stored: --limit asks only a part of the items"]
+    for note in notes or [f"written to {target}"]:
+        typer.echo(note)
+
+
+def asked(tasks: str | None, data: Path | None, limit: int | None) -> tuple[list[str], dict[str, Suite]]:
+    """The tasks by name, those of `data` where none are named, and the questions of each that is in files.
+
+    Raises `NotFound` for a folder that is not there, `LegibleError` for an unknown task or unusable questions.
+    """
+    from legible_core.evaluation.data import TASKS, available, load_suite, task_names
+
     if data is not None and not data.is_dir():
         raise NotFound(f"There is no data folder {data}; give one with a folder for each task: {', '.join(TASKS)}.")
     names = task_names(tasks) if tasks is not None else list(TASKS) if data is None else available(data)
     if not names:
         raise LegibleError(f"{data} has no folder of a task; it may hold {', '.join(TASKS)}.", code="bad_data")
     suites = {name: load_suite(name, data, limit) for name in names} if data is not None else {}
-    other = _twin(checkpoint, twin)
-    target = out if out is not None else None if limit is not None else checkpoint.path / FILE
-    if out is None and target is not None:
-        keep_shipped(checkpoint, (FILE,), replace=replace_shipped)
-    if target is not None:
-        _check_writable(target)
-    plan = Plan(names, suites, limit, device, batch_tokens, Settings.load().data_dir / FOLDER, restart, replace_shipped)
-    with interruptible() as interrupted:
-        results = _measure(checkpoint, plan, target, interrupted)
-        theirs = {} if results is None or other is None else _twins(other, plan, results, interrupted)
-    if results is None or theirs is None:
-        typer.echo("Interrupted; every finished item is kept. Run the same command to go on from there.", err=True)
-        raise typer.Exit(130)
-    from app.pages.quality import document, report
+    return names, suites
 
-    if as_json:
-        typer.echo(json.dumps(document(checkpoint, results, other, theirs), ensure_ascii=False, allow_nan=False))
-    else:
-        typer.echo(report(checkpoint, results, other, theirs, paradigms))
-        typer.echo(
-            f"written to {target}" if target is not None else "not stored: --limit asks only a part of the items"
-        )
+
+def stopped() -> typer.Exit:
+    """What ends the command after Ctrl-C, once it has said what is kept."""
+    typer.echo("Interrupted; every finished item is kept. Run the same command to go on from there.", err=True)
+    return typer.Exit(130)
 
 
 # ---- running -------------------------------------------------------------------------------------------------------
@@ -126,7 +145,7 @@ class Stopped(Exception):
     """The user asked to stop; the scores so far are kept."""
 
 
-def _measure(
+def measure(
     checkpoint: Checkpoint, plan: Plan, target: Path | None, interrupted: Callable[[], bool]
 ) -> dict[str, TaskResult] | None:
     """Every task's result, stored as it comes; None when interrupted."""
@@ -160,11 +179,13 @@ def _twins(
             found[name] = known
     missing = [name for name in ours if name not in found]
     if missing:
-        typer.echo(f"{twin.slug} has no stored results on {', '.join(missing)}; measuring it too.", err=True)
         kept = not plan.replace_shipped and shipped_files(twin, (FILE,))
+        unstored = f" (not stored: it ships with {FILE}, which --replace replaces)" if kept else ""
+        told = f"{twin.slug} has no stored results on {', '.join(missing)}; measuring it too{unstored}."
+        typer.echo(told, err=True)
         target = twin.path / FILE if plan.limit is None and not kept and os.access(twin.path, os.W_OK) else None
         shorter = replace(plan, names=missing)
-        measured = _measure(twin, shorter, target, interrupted)
+        measured = measure(twin, shorter, target, interrupted)
         if measured is None:
             return None
         found |= measured
@@ -251,6 +272,20 @@ def _stored(checkpoint: Checkpoint) -> Evaluation | None:
         return None
 
 
+def _kept(checkpoint: Checkpoint, results: dict[str, TaskResult]) -> list[str]:
+    """Why nothing was stored beside a shipped checkpoint; and first, what differs from the results that ship."""
+    from legible_core.evaluation.records import FILE, moved
+
+    shipped = _stored(checkpoint)
+    known = shipped.tasks if shipped is not None else {}
+    told = []
+    for name in (name for name in results if name in known):
+        for key, (was, measured) in moved(known[name], results[name]).items():
+            told.append(f"{key}: {measured} measured now, but {was} in the {FILE} that ships, on the same items")
+    why = f"not stored: {checkpoint.slug} ships with {FILE}, which stays"
+    return [*told, f"{why}; --out FILE writes elsewhere, --replace replaces it, and neither asks the same items again."]
+
+
 def _twin(checkpoint: Checkpoint, wanted: str | None) -> Checkpoint | None:
     """The checkpoint to compare with; one that the card names and that is not here is left out, with a word."""
     from app.commands.read import find
@@ -269,7 +304,7 @@ def _twin(checkpoint: Checkpoint, wanted: str | None) -> Checkpoint | None:
         return None
 
 
-def _check_writable(target: Path) -> None:
+def check_writable(target: Path) -> None:
     """Say at the start, not after ten minutes, that the results have no place."""
     folder = target.resolve().parent
     try:

@@ -20,24 +20,31 @@ Replace = Annotated[
 ]
 
 
-def keep_shipped(checkpoint: Checkpoint, files: Iterable[str], *, replace: bool) -> None:
+ELSEWHERE = "--out writes elsewhere and leaves them; --replace replaces them."
+
+
+def keep_shipped(checkpoint: Checkpoint, files: Iterable[str], *, replace: bool, hint: str = ELSEWHERE) -> None:
     """Raise `Conflict` where `files` of a checkpoint in the program's own folder would be overwritten unasked.
 
-    A person who follows an example with a short text would lose figures of a long one, and has no other copy.
+    hint: what to do instead, where the command has no --out. A person who follows an example with a short text would
+    lose figures of a long one, and has no other copy.
     """
     there = [] if replace else shipped_files(checkpoint, files)
     if there:
         raise Conflict(
             f"{checkpoint.slug} ships with {' and '.join(there)}, which this would replace by what is measured now.",
             code="shipped",
-            hint="--out writes elsewhere and leaves them; --replace replaces them.",
+            hint=hint,
         )
 
 
 def shipped_files(checkpoint: Checkpoint, files: Iterable[str]) -> list[str]:
     """Those of `files` that a checkpoint in the program's own folder has; none of any other checkpoint's."""
+    return [name for name in files if (checkpoint.path / name).exists()] if ships(checkpoint) else []
+
+
+def ships(checkpoint: Checkpoint) -> bool:
+    """Whether it lies in the program's own folder of checkpoints."""
     from app.commands.read import shipped_roots
 
-    if checkpoint.path.resolve().parent not in {root.resolve() for root in shipped_roots()}:
-        return []
-    return [name for name in files if (checkpoint.path / name).exists()]
+    return checkpoint.path.resolve().parent in {root.resolve() for root in shipped_roots()}

@@ -18,12 +18,13 @@ from app.pages.model_figures import Figure, beside, figures_of
 from app.pages.named import names_of
 from app.pages.parts import is_embed, listed
 from app.pages.quality import CARD_WORDS as JUDGED_WORDS
-from app.pages.quality import Judged, document, judged, perplexity_digits, stored_of
+from app.pages.quality import Judged, document, judged, stored_of
 from app.pages.scans import ScanForm, scan_form
 from app.pages.view import page, percent, twin
 from app.services import Services, services
 from app.urls import Urls, urls_for
 from legible_core.adapters.registration import OrdinaryCheckpoint
+from legible_core.evaluation.records import perplexity_digits
 from legible_core.figures import loss_text, perplexity_text, without_tables
 from legible_core.naming.names import Names
 from legible_core.registry import Checkpoint

@@ -13,11 +13,18 @@ from app.figures import signed
 from app.urls import Urls
 from legible_core.errors import LegibleError
 from legible_core.evaluation.data import TASKS
-from legible_core.evaluation.records import FIGURES, FILE, Evaluation, TaskResult, difference
+from legible_core.evaluation.records import (
+    ACCURACIES,
+    FIGURES,
+    FILE,
+    Evaluation,
+    TaskResult,
+    difference,
+    perplexity_digits,
+)
 from legible_core.evaluation.statistics import Estimate
 from legible_core.registry import Checkpoint
 
-ACCURACIES = ("acc", "acc_norm")
 # What `records.card_fields` puts on a card, in words.
 CARD_WORDS = {
     name + ("" if figure == "acc" else f"_{figure}") + end: "its standard error" if end else f"{task.title}, {words}"
@@ -174,11 +181,6 @@ def _plus_minus(estimate: Estimate, figure: str) -> str:
     digits = 4 if figure in ACCURACIES else perplexity_digits(estimate.value, figure)
     text = f"{estimate.value:,.{digits}f}"
     return text if estimate.se is None else f"{text} ± {estimate.se:,.{digits}f}"
-
-
-def perplexity_digits(value: float, figure: str) -> int:
-    """How many decimals a perplexity and its error have: four by the byte, else two, none from a thousand on."""
-    return 4 if "byte" in figure else 2 if value < 1000 else 0
 
 
 def _change(change: Estimate | None, figure: str) -> str:

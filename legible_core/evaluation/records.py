@@ -29,6 +29,7 @@ from legible_core import folder as files
 from legible_core.errors import Corrupt, Unavailable
 from legible_core.evaluation.data import TASKS
 from legible_core.evaluation.statistics import Estimate, mean, perplexity, pooled, ratio
+from legible_core.figures import PERPLEXITY_ROUNDING, same
 from legible_core.replace import sync
 
 FILE = "evaluation.json"
@@ -38,6 +39,7 @@ MAX_ITEMS = 1_000_000
 
 # What an item may give, and how it is stored.
 VALUES = {"acc": "bits", "acc_norm": "bits", "loglik": "f4", "words": "i4", "bytes": "i4"}
+ACCURACIES = ("acc", "acc_norm")
 # A figure: its words, what it is made of, and whether more of it is better.
 FIGURES = {
     "acc": "accuracy",
@@ -66,7 +68,7 @@ class PartResult:
     def log(self, figure: str) -> Estimate:
         """The mean that a figure is made of: right answers, or log-likelihood per item, word or byte."""
         values = self.values
-        if figure in ("acc", "acc_norm"):
+        if figure in ACCURACIES:
             return mean(values[figure])
         if figure == "perplexity":
             return mean(values["loglik"])
@@ -75,7 +77,7 @@ class PartResult:
     def estimate(self, figure: str) -> Estimate:
         """A figure of this part with its standard error."""
         log = self.log(figure)
-        if figure in ("acc", "acc_norm"):
+        if figure in ACCURACIES:
             return log
         if figure == "bits_per_byte":
             return Estimate(-log.value / math.log(2), None if log.se is None else log.se / math.log(2))
@@ -202,7 +204,7 @@ def difference(ours: TaskResult, twin: TaskResult, figure: str) -> Estimate | No
         other = theirs[part.name]
         if part.digest != other.digest or part.items != other.items:
             return None
-        if figure in ("acc", "acc_norm"):
+        if figure in ACCURACIES:
             found.append(mean(np.asarray(part.values[figure], float) - np.asarray(other.values[figure], float)))
         else:
             change = np.asarray(part.values["loglik"], float) - np.asarray(other.values["loglik"], float)
@@ -211,19 +213,39 @@ def difference(ours: TaskResult, twin: TaskResult, figure: str) -> Estimate | No
     return pooled(found)
 
 
-def card_fields(folder: Path, checkpoint_hash: str) -> dict[str, str]:
-    """The card's lines of a stored evaluation: figures with their standard errors; none where nothing is stored."""
-    stored = Evaluation.load(folder, checkpoint_hash)
+def card_fields(tasks: Mapping[str, TaskResult]) -> dict[str, str]:
+    """The card's lines of some results: figures with their standard errors, in the order of the tasks' names."""
     lines: dict[str, str] = {}
-    for name, task in sorted((stored.tasks if stored else {}).items()):
+    for name, task in sorted(tasks.items()):
         for figure in task.figures:
             estimate = task.estimate(figure)
             key = name if figure == "acc" else f"{name}_{figure}"
-            digits = 4 if figure in ("acc", "acc_norm", "bits_per_byte", "byte_perplexity") else 2
+            digits = 4 if figure in ACCURACIES else perplexity_digits(estimate.value, figure)
             lines[key] = f"{estimate.value:.{digits}f}"
             if estimate.se is not None:
                 lines[f"{key}_se"] = f"{estimate.se:.{digits}f}"
     return lines
+
+
+def perplexity_digits(value: float, figure: str) -> int:
+    """How many decimals a perplexity and its error have: four by the byte, else two, none from a thousand on."""
+    return 4 if "byte" in figure else 2 if value < 1000 else 0
+
+
+def moved(known: TaskResult, now: TaskResult) -> dict[str, tuple[str, str]]:
+    """The figures that differ by more than rounding where both are of the same items; else nothing.
+
+    By the card's keys, what was known and what is measured now, as a card writes them.
+    """
+    if difference(now, known, now.figures[0]) is None:
+        return {}
+    were, are = card_fields({known.name: known}), card_fields({now.name: now})
+    found = {}
+    for key in (key for key in are if key in were and not key.endswith("_se")):
+        rounding = PERPLEXITY_ROUNDING if "perplexity" in key else 0.0
+        if not same(were[key], float(are[key]), are[key], rounding):
+            found[key] = (were[key], are[key])
+    return found
 
 
 # ---- JSON ----------------------------------------------------------------------------------------------------------

@@ -84,11 +84,73 @@ def test_another_task_joins_the_stored_ones_and_asking_again_changes_nothing(che
     assert second.tasks["blimp"].estimate("acc") == first.tasks["blimp"].estimate("acc")
     monkeypatch.setattr("app.paths.models_dir", lambda: checkpoint.path.parent)  # as if it shipped
     written = (checkpoint.path / FILE).read_bytes()
-    kept = refused(checkpoint.path, "--data", data, "--tasks", "blimp")
-    assert "ships with evaluation.json, which this would replace" in kept.message
+    kept = run(checkpoint.path, "--data", data, "--tasks", "blimp")
+    assert kept.exit_code == 0
+    assert "not stored: sample ships with evaluation.json" in kept.stdout
     assert (checkpoint.path / FILE).read_bytes() == written
     fresh = run(checkpoint.path, "--data", data, "--tasks", "blimp", "--restart", "--replace")
     assert "there already" not in fresh.stderr
+    assert f"written to {checkpoint.path / FILE}" in fresh.stdout
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, data: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
+    """A checkpoint and its twin in the program's own folder, judged on BLiMP, and `../shared/eval` beside."""
+    models = tmp_path / "clone" / "models"
+    twin = make_checkpoint(models / "twin", tokenizer_path, seed=1)
+    ours = make_checkpoint(models / "ours", tokenizer_path, {"twin": "twin"})
+    for each in (ours, twin):
+        run(each.path, "--tasks", "blimp", "--data", data, "--twin", "none")
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "eval").symlink_to(data)
+    monkeypatch.setattr("app.paths.models_dir", lambda: models)
+    monkeypatch.chdir(models.parent)
+    return ours
+
+
+def test_a_shipped_checkpoint_is_measured_beside_its_twin_and_what_ships_stays(shipped: Checkpoint, data_dir) -> None:
+    files = {path: path.read_bytes() for path in shipped.path.parent.rglob("*") if path.is_file()}
+    for path in scores(data_dir):
+        path.unlink()
+    result = run("ours", "--tasks", "blimp", "--data", "../shared/eval")
+    assert result.exit_code == 0
+    stored = Evaluation.load(shipped.path, shipped.hash).tasks["blimp"].estimate("acc")
+    assert f"{stored.value:.4f} ± {stored.se:.4f}" in result.stdout
+    assert "difference" in result.stdout
+    assert "measuring it too" not in result.stderr
+    assert len(scores(data_dir)) == 1  # measured, not told from the file
+    assert "not stored: ours ships with evaluation.json, which stays; --out FILE writes elsewhere" in result.stdout
+    assert "measured now, but" not in result.stdout
+    as_json = run("ours", "--tasks", "blimp", "--data", "../shared/eval", "--json")
+    figure = json.loads(as_json.stdout)["tasks"]["blimp"]["figures"]["acc"]
+    assert figure["value"] == pytest.approx(stored.value)
+    assert "twin" in figure
+    assert "not stored: ours ships" in as_json.stderr
+    assert {path: path.read_bytes() for path in shipped.path.parent.rglob("*") if path.is_file()} == files
+
+
+def test_another_figure_than_the_shipped_one_is_said(shipped: Checkpoint) -> None:
+    stored = Evaluation.load(shipped.path, shipped.hash)
+    part = stored.tasks["blimp"].parts[0]
+    part.values["acc"][0] ^= True
+    stored.write(shipped.path / FILE)
+    was, now = stored.tasks["blimp"].estimate("acc"), part.estimate("acc")
+    assert was.value != now.value
+    result = run("ours", "--tasks", "blimp", "--data", "../shared/eval", "--twin", "none")
+    assert f"measured now, but {was.value:.4f} in the evaluation.json that ships, on the same items" in result.stdout
+
+
+def test_other_questions_leave_the_shipped_twin_alone_too(shipped: Checkpoint, data, tmp_path) -> None:
+    other = tmp_path / "other" / "blimp"
+    other.mkdir(parents=True)
+    source = next((data / "blimp").glob("*.jsonl"))
+    (other / source.name).write_text("".join(source.read_text().splitlines(keepends=True)[:2]))
+    written = [(shipped.path.parent / name / FILE).read_bytes() for name in ("ours", "twin")]
+    result = run("ours", "--tasks", "blimp", "--data", other.parent)
+    assert result.exit_code == 0
+    assert "measuring it too (not stored: it ships with evaluation.json, which --replace replaces)" in result.stderr
+    assert "measured now, but" not in result.stdout  # other items
+    assert [(shipped.path.parent / name / FILE).read_bytes() for name in ("ours", "twin")] == written
 
 
 def test_other_weights_drop_the_results_and_the_same_keep_them(checkpoint, data, tokenizer_path):
@@ -193,5 +255,5 @@ def test_the_card_gets_the_figures(checkpoint: Checkpoint, data: Path, monkeypat
     from legible_core.evaluation.records import card_fields
 
     run(checkpoint.path, "--data", data, "--tasks", "arc_easy")
-    lines = card_fields(checkpoint.path, checkpoint.hash)
+    lines = card_fields(Evaluation.load(checkpoint.path, checkpoint.hash).tasks)
     assert set(lines) == {"arc_easy", "arc_easy_se", "arc_easy_acc_norm", "arc_easy_acc_norm_se"}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from legible_core.errors import Corrupt, Unavailable
-from legible_core.evaluation.records import FILE, Evaluation, PartResult, TaskResult, card_fields, difference
+from legible_core.evaluation.records import FILE, Evaluation, PartResult, TaskResult, card_fields, difference, moved
 from legible_core.evaluation.statistics import mean, mean_of_series, perplexity, pooled, ratio
 
 HASH = "a" * 64
@@ -143,10 +143,9 @@ def test_a_difference_is_paired(blimp, lambada):
     assert difference(lambada, twin, "perplexity").value == pytest.approx(1.0)
 
 
-def test_the_cards_lines(tmp_path, blimp, lambada):
-    assert card_fields(tmp_path, HASH) == {}
-    Evaluation(HASH, {"blimp": blimp, "lambada": lambada}).write(tmp_path / FILE)
-    assert card_fields(tmp_path, HASH) == {
+def test_the_cards_lines(blimp, lambada):
+    assert card_fields({}) == {}
+    assert card_fields({"lambada": lambada, "blimp": blimp}) == {
         "blimp": "0.7685",
         "blimp_se": f"{blimp.estimate('acc').se:.4f}",
         "lambada": "0.3333",
@@ -154,7 +153,21 @@ def test_the_cards_lines(tmp_path, blimp, lambada):
         "lambada_perplexity": f"{math.exp(2.5):.2f}",
         "lambada_perplexity_se": f"{math.exp(2.5) * math.sqrt(2.25 / 3):.2f}",
     }
-    assert card_fields(tmp_path, "b" * 64) == {}
+    rare = PartResult("lambada", "d", {}, {"acc": np.zeros(2, bool), "loglik": np.array([-12.0, -13.0], np.float32)})
+    large = TaskResult("lambada", (rare,), figures=("acc", "perplexity"))
+    assert card_fields({"lambada": large})["lambada_perplexity"] == f"{math.exp(12.5):.0f}"
+
+
+def test_what_moved_is_told_of_the_same_items_only(blimp, lambada):
+    assert moved(blimp, blimp) == moved(lambada, lambada) == {}
+    worse = part("one", [0, 1, 0, 1], **blimp.parts[0].labels)
+    now = TaskResult("blimp", (worse, *blimp.parts[1:]))
+    assert moved(blimp, now) == {"blimp": ("0.7685", f"{now.estimate('acc').value:.4f}")}
+    asked_otherwise = TaskResult("blimp", (PartResult("one", "?", {}, worse.values, 0.5), *blimp.parts[1:]))
+    assert moved(blimp, asked_otherwise) == {}
+    values = {"acc": lambada.parts[0].values["acc"], "loglik": lambada.parts[0].values["loglik"] + np.float32(1e-5)}
+    rounded = TaskResult("lambada", (PartResult("lambada", "d", {}, values),), figures=("acc", "perplexity"))
+    assert moved(lambada, rounded) == {}
 
 
 def test_error_of_a_series_allows_for_neighbours_that_are_alike() -> None:

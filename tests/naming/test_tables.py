@@ -11,7 +11,8 @@ from naming_samples import sample_config, sample_model
 from typer.testing import CliRunner
 
 from app.cli import build
-from app.commands.card import differences, figures, tables_text, with_section
+from app.commands.card import figures, tables_text, with_section
+from app.commands.card_check import differences
 from legible_core.checkpoint import save
 from legible_core.errors import LegibleError
 from legible_core.figures import loss_text, percent_text, perplexity_text, same, without_tables
@@ -104,6 +105,10 @@ def test_one_rule_for_digits() -> None:
     assert same("84.42", 84.43, "84.43")
     assert not same("84.42", 84.44, "84.44")
     assert not same("many", 84.44, "84.44")
+    assert same("895687", 895683.0, "895683", 1e-5)
+    assert not same("895687", 895683.0, "895683")
+    assert not same("895687", 895677.0, "895677", 1e-5)
+    assert not same("84.42", 84.44, "84.44", 1e-5)
 
 
 # ---- the card --------------------------------------------------------------------------------------------------------
