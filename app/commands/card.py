@@ -64,6 +64,8 @@ def card(
     from app.commands.read import find
     from legible_core.evaluation.records import card_fields
 
+    if data is None and (restart or replace_shipped):
+        raise LegibleError("--restart and --replace go with --data DIR.", code="usage")
     checkpoint = find(model)
     more, text = _typed(field or []), _text(body)
     if not check:

@@ -151,4 +151,9 @@ def test_ctrl_c_keeps_what_is_scored_and_the_card(judged: Checkpoint, data: Path
 def test_a_bad_option_is_refused_before_anything_is_measured(checkpoint: Checkpoint, data: Path) -> None:
     with pytest.raises(LegibleError, match="has no names yet"):
         run("card", checkpoint.path, "--data", data)
+    for option in ("--restart", "--replace"):
+        with pytest.raises(LegibleError, match="go with --data"):
+            run("card", checkpoint.path, option)
+    with pytest.raises(LegibleError, match="write key=value"):
+        run("card", checkpoint.path, "--data", data, "--set", "title")
     assert not (checkpoint.path / FILE).exists()
