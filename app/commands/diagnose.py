@@ -1,4 +1,4 @@
-"""`legible diagnose CHECKPOINT`: the reads of "Legible-by-Construction" appendix A.2 of any checkpoint or run."""
+"""`legible diagnose`: the reads of "Legible-by-Construction" appendix A.2 of any checkpoint, run or ordinary model."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -19,10 +19,15 @@ if TYPE_CHECKING:
     from rich.table import Table
     from torch import Tensor
 
+    from legible_core.adapters.registration import OrdinaryCheckpoint
+    from legible_core.config import ModelConfig
     from legible_core.model import Transformer
+    from legible_core.registry import Checkpoint
 
 MAX_TOKENS = 1 << 20
 LARGEST = ("head", "kind", "norm", "times")
+# An ordinary model's contexts, which may be longer than a pass that keeps every layer should be.
+ORDINARY_CONTEXT = 512
 SAMPLED = 2048  # tokens that a checkpoint writes for itself where no text is given
 
 
@@ -59,30 +64,60 @@ def examine(
     """Everything that `--json` prints; raises `LegibleError` for what cannot be used."""
     if text is not None and corpus is not None:
         raise LegibleError("Give --text or --corpus, not both.", code="bad_options")
-    from legible_core.training.diagnosis import signs
+    from app.commands.read import find
     from legible_core.training.telemetry import read
 
-    made, tokenizer, what = _open(model)
+    folder = Path(model).expanduser()
+    checkpoint = None if (folder / "recipe.json").is_file() else find(model)
+    if checkpoint is not None and checkpoint.ordinary:
+        return _ordinary(checkpoint, text, corpus, tokens, seed)
+    made, tokenizer, what = _of_run(folder) if checkpoint is None else _of_checkpoint(checkpoint)
     rows, on = _rows(made, tokenizer, text, corpus, tokens, seed)
-    found = read(made, *(ids[None] for ids in rows))
-    config = made.config
-    heads = {"heads": config.n_heads, "value": config.attention.value, "d_model": config.d_model}
     loss = None if on["source"] in ("own text", "random tokens") else _loss(made, rows)
-    return {**what, **heads, "read_on": {**on, "tokens": found["tokens"], "loss": loss}, **found,
-            "signs": [sign.to_json() for sign in signs(config, found)]}  # fmt: skip
+    return _found(made.config, what, {**on, "loss": loss}, read(made, *(ids[None] for ids in rows)))
 
 
-def _open(model: str) -> tuple[Transformer, Path, dict[str, Any]]:
-    """The model, its tokenizer's path, and what it is: of a checkpoint, or of a run's last state."""
-    from app.commands.read import find
+def _found(config: ModelConfig, what: dict[str, Any], on: dict[str, Any], read: dict[str, Any]) -> dict[str, Any]:
+    from legible_core.training.diagnosis import signs
+
+    heads = {"heads": config.n_heads, "value": config.attention.value, "d_model": config.d_model}
+    return {**what, **heads, "ordinary": config.ordinary, "read_on": {**on, "tokens": read["tokens"]}, **read,
+            "signs": [sign.to_json() for sign in signs(config, read)]}  # fmt: skip
+
+
+def _of_checkpoint(checkpoint: Checkpoint) -> tuple[Transformer, Path, dict[str, Any]]:
+    """The model, its tokenizer's path, and what it is."""
     from legible_core.checkpoint import load
 
-    folder = Path(model).expanduser()
-    if (folder / "recipe.json").is_file():
-        return _of_run(folder)
-    checkpoint = find(model)
-    what = {"checkpoint": checkpoint.slug, "hash": checkpoint.hash, "card_perplexity": checkpoint.perplexity}
-    return load(checkpoint), checkpoint.tokenizer_path, what
+    return load(checkpoint), checkpoint.tokenizer_path, _named(checkpoint)
+
+
+def _named(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {"checkpoint": checkpoint.slug, "hash": checkpoint.hash, "card_perplexity": checkpoint.perplexity}
+
+
+def _ordinary(checkpoint: Checkpoint, text: str | None, corpus: Path | None, tokens: int, seed: int) -> dict[str, Any]:
+    """What an ordinary model has of the reads, on contexts that begin as its tokenizer begins every text."""
+    import torch
+
+    from app.scanning import load_any, sampled_ids, tokenizer_of
+    from app.scanning_ordinary import begin_of
+    from legible_core.ordinary.diagnosis import read
+
+    begin = begin_of(cast("OrdinaryCheckpoint", checkpoint))
+    if text is None and corpus is None:
+        ids = torch.as_tensor(sampled_ids(checkpoint, None, tokens, seed, None, device="cpu")[0], dtype=torch.long)
+        on: dict[str, Any] = {"source": "own text", "seed": seed}
+    else:
+        ids, source = _given(tokenizer_of(checkpoint), text, corpus, tokens)
+        on = {"source": source}
+    first = torch.tensor([] if begin is None else [begin], dtype=torch.long)
+    width = min(checkpoint.config.context, ORDINARY_CONTEXT) - len(first)
+    rows = [torch.cat([first, part]) for part in ids.split(max(1, width))]
+    made = load_any(checkpoint, "cpu")
+    loss = None if on["source"] == "own text" else _loss(lambda ids: made.final_logits(made.forward(ids)), rows)
+    found = read(made, *rows, skip=len(first))
+    return _found(checkpoint.config, _named(checkpoint), {**on, "loss": loss}, found)
 
 
 def _of_run(folder: Path) -> tuple[Transformer, Path, dict[str, Any]]:
@@ -116,7 +151,6 @@ def _rows(
     model: Transformer, tokenizer: Path, text: str | None, corpus: Path | None, tokens: int, seed: int
 ) -> tuple[list[Tensor], dict[str, Any]]:
     """Contexts of ids to read, and where they are from."""
-    import torch
 
     from legible_core.tokens import Tokenizer
 
@@ -124,6 +158,14 @@ def _rows(
     context = model.config.context
     if text is None and corpus is None:
         return _own(model, words, tokens, seed)
+    ids, source = _given(words, text, corpus, tokens)
+    return list(ids.split(context)), {"source": source}
+
+
+def _given(words: Any, text: str | None, corpus: Path | None, tokens: int) -> tuple[Tensor, str]:
+    """The ids of the text or of the corpus's beginning, and what it is called."""
+    import torch
+
     if text == "-":
         text = sys.stdin.read()
     source = "text"
@@ -133,7 +175,7 @@ def _rows(
     ids = torch.tensor(words.encode(text)[:tokens], dtype=torch.long)
     if not len(ids):
         raise LegibleError("The text is empty; give at least one token of it.", code="empty_prompt")
-    return list(ids.split(context)), {"source": source}
+    return ids, source
 
 
 def _beginning(corpus: Path, size: int) -> str:
@@ -164,7 +206,7 @@ def _own(model: Transformer, words: Any, tokens: int, seed: int) -> tuple[list[T
     return list(drawn.split(context)), {"source": "random tokens", "seed": seed}
 
 
-def _loss(model: Transformer, rows: list[Tensor]) -> float | None:
+def _loss(model: Callable[[Tensor], Tensor], rows: list[Tensor]) -> float | None:
     """Mean next-token loss in nats over the contexts; None where none has two tokens, or it is not finite."""
     import torch
 
@@ -197,12 +239,19 @@ def show(found: dict[str, Any], console: Console) -> None:
     console.print(f"Final norm: residual RMS {rms}, norm of the gain {gain} ({start}).")
     console.print(_heads(found["layers"]))
     console.print(_largest(found["layers"]))
-    console.print(_operands(found["layers"]))
+    if not found["ordinary"]:
+        console.print(_operands(found["layers"]))
     if any(layer["half_life"] for layer in found["layers"]):
         console.print(_quantifiers(found["layers"]))
     for sign in found["signs"]:
         where = "" if sign["layer"] is None else f"layer {sign['layer']}: "
         console.print(f"[bold]{sign['level']}[/bold]  {escape(where + sign['text'])}")
+    if found["ordinary"]:
+        console.print(
+            "An ordinary model has neither bounded heads nor operands nor quantifiers: shares at a rail, ON, ratios "
+            "and half-lives are undefined for it, and so are the signs that the paper reads off them."
+        )
+        return
     if not any(sign["level"] != "note" for sign in found["signs"]):
         console.print(
             "Nothing here is like the divergence of the paper: saturated bounded heads beside conventional ones that "

@@ -98,19 +98,19 @@ def static_read(model: Transformer) -> dict[str, Any]:
         lives = [min(LONGEST, half_life(decay)) for decay in layer.feed_forward.decay.tolist()]
         layers.append(
             {
-                "columns": _numbers(columns),
+                "columns": numbers(columns),
                 "columns_ratio": _ratio(columns, attention.n_special),
                 "half_life": {
-                    "median": _number(statistics.median(lives)),
-                    "min": _number(min(lives)),
-                    "max": _number(max(lives)),
-                    "latches": _number(sum(life >= LATCH_TOKENS for life in lives) / len(lives)),
+                    "median": number(statistics.median(lives)),
+                    "min": number(min(lives)),
+                    "max": number(max(lives)),
+                    "latches": number(sum(life >= LATCH_TOKENS for life in lives) / len(lives)),
                 }
                 if lives
                 else None,
             }
         )
-    return {"gain_norm": _number(model.final_norm.gain.float().norm().item()), "layers": layers}
+    return {"gain_norm": number(model.final_norm.gain.float().norm().item()), "layers": layers}
 
 
 @torch.no_grad()
@@ -127,7 +127,7 @@ def forward_read(model: Transformer, *texts: Int[Tensor, "b t"]) -> dict[str, An
     config = model.config
     banks = [(_Bank(), _Bank()) for _ in model.layers]
     writes = [torch.zeros(config.n_heads, dtype=torch.float64, device=device) for _ in model.layers]
-    grams = [_gram(layer.attention.output, config.n_heads) for layer in model.layers]
+    grams = [head_grams(layer.attention.output, config.n_heads) for layer in model.layers]
     squares, tokens = 0.0, 0
     for ids in (part for text in texts for part in text.split(max(1, AT_ONCE // max(1, text.shape[1])))):
         seen = Observed()
@@ -147,13 +147,13 @@ def forward_read(model: Transformer, *texts: Int[Tensor, "b t"]) -> dict[str, An
             "attention": banks[index][0].summary(),
             "feed_forward": banks[index][1].summary(),
             "bounded_heads": config.attention.n_special[index],
-            "write": _numbers(mean := writes[index] / max(1, tokens)),
+            "write": numbers(mean := writes[index] / max(1, tokens)),
             "write_ratio": _ratio(mean, config.attention.n_special[index]),
         }
         for index in range(config.n_layers)
     ]
     rms = math.sqrt(squares / max(1, tokens)) if math.isfinite(squares) else math.nan
-    return {"tokens": tokens, "residual_rms": _number(rms), "layers": layers}
+    return {"tokens": tokens, "residual_rms": number(rms), "layers": layers}
 
 
 @dataclass
@@ -189,14 +189,14 @@ class _Bank:
             channels += len(mean)
         return {
             "channels": channels,
-            "saturated": _number(self.saturated / self.count),
-            "crisp": _number(self.crisp / self.count),
-            "on": _number(self.on / self.count),
-            "constant": _number(constant / channels),
+            "saturated": number(self.saturated / self.count),
+            "crisp": number(self.crisp / self.count),
+            "on": number(self.on / self.count),
+            "constant": number(constant / channels),
         }
 
 
-def _gram(output: Float[Tensor, "d e"], heads: int) -> Float[Tensor, "h dh dh"]:
+def head_grams(output: Float[Tensor, "d e"], heads: int) -> Float[Tensor, "h dh dh"]:
     """W_hᵀW_h of each head's columns of W_O, so that ‖W_h z‖² = zᵀ(W_hᵀW_h)z costs no residual vector."""
     blocks = output.float().unflatten(1, (heads, -1))
     return torch.einsum("dhi,dhj->hij", blocks, blocks)
@@ -207,13 +207,14 @@ def _ratio(per_head: Float[Tensor, " h"], bounded: int) -> float | None:
     if not 0 < bounded < len(per_head):
         return None
     below = per_head[:bounded].mean().item()
-    return _number(per_head[bounded:].mean().item() / below) if below > 0 else None
+    return number(per_head[bounded:].mean().item() / below) if below > 0 else None
 
 
-def _numbers(values: Tensor) -> list[float | None]:
-    return [_number(value) for value in values.tolist()]
+def numbers(values: Tensor) -> list[float | None]:
+    """As `number`, each."""
+    return [number(value) for value in values.tolist()]
 
 
-def _number(value: float) -> float | None:
+def number(value: float) -> float | None:
     """Five digits; None for what is not finite, which JSON lacks."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
