@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import and_, case, func, or_, select
 
 from app.database import Database
-from app.job_types import ACTIVE, COLUMNS, SEEN_SECONDS, Job, JobEvent, WorkerInfo, job_of
+from app.job_types import ACTIVE, COLUMNS, SEEN_SECONDS, UNDER_WAY, Begun, Job, JobEvent, WorkerInfo, job_of
 from app.tables import MAX_INTEGER, JobEventRow, JobRow, WorkerRow, clock
 from legible_core.errors import NotFound
 
@@ -76,6 +76,23 @@ class JobQueries:
         query = select(*JobEventRow.__table__.c).where(JobEventRow.job_id == job_id).order_by(JobEventRow.id)
         with self.database.read() as connection:
             return [JobEvent(row.at, row.event, row.attempt, row.worker, row.note) for row in connection.execute(query)]
+
+    def begun(self, jobs: Sequence[Job]) -> dict[int, Begun]:
+        """By id, where the running ones of these jobs began to count what they do; no query where none runs."""
+        attempts = {job.id: job.attempt for job in jobs if job.state == "running" and job.done is not None}
+        if not attempts:
+            return {}
+        row = JobEventRow
+        query = select(row.job_id, row.attempt, row.at, row.note).where(
+            row.job_id.in_(attempts), row.event == UNDER_WAY
+        )  # fmt: skip
+        with self.database.read() as connection:
+            found = connection.execute(query.order_by(row.id)).all()
+        return {
+            event.job_id: Begun(event.at, float(event.note.partition(" of ")[0]))
+            for event in found
+            if event.attempt == attempts[event.job_id]
+        }
 
     def waiting(self, kinds: Sequence[str], *, at_least: int) -> bool:
         """Whether a job of that priority or more waits; cheap enough to ask between batches."""

@@ -11,6 +11,8 @@ INTERACTIVE = 100
 BACKGROUND = 0
 ACTIVE = ("waiting", "running")
 SEEN_SECONDS = 30.0
+# The event of an attempt that began to count what it does; its note says from how many of how many.
+UNDER_WAY = "under way"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,20 @@ class Job:
     def share(self) -> float | None:
         """How much is done, 0 to 1; None while that is unknown."""
         return None if not self.total or self.done is None else min(1.0, self.done / self.total)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """When a running attempt began to count, and how much was done by then."""
+
+    at: float
+    done: float
+
+    def left(self, job: Job, now: float) -> float | None:
+        """Seconds until the job is done at the pace since; None before there is a pace."""
+        if job.total is None or job.done is None or job.done <= self.done or now <= self.at:
+            return None
+        return max(0.0, job.total - job.done) * (now - self.at) / (job.done - self.done)
 
 
 @dataclass(frozen=True, slots=True)

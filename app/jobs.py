@@ -24,7 +24,18 @@ from sqlalchemy import Connection, and_, delete, exc, func, insert, null, or_, s
 from app import wake
 from app.database import Database
 from app.job_queries import JobQueries, current
-from app.job_types import ACTIVE, BACKGROUND, COLUMNS, INTERACTIVE, SEEN_SECONDS, Job, JobEvent, WorkerInfo, job_of
+from app.job_types import (
+    ACTIVE,
+    BACKGROUND,
+    COLUMNS,
+    INTERACTIVE,
+    SEEN_SECONDS,
+    UNDER_WAY,
+    Job,
+    JobEvent,
+    WorkerInfo,
+    job_of,
+)
 from app.tables import JobEventRow, JobRow, WorkerRow, clock
 from legible_core.errors import Conflict, LegibleError, TooLarge
 
@@ -164,11 +175,25 @@ class Queue(JobQueries):
         `result` is what there is so far: pages show it, and the next attempt goes on from it if this one is lost.
 
         While `paused` (the worker runs something more urgent) the loss of the worker is not this job's fault.
+
+        Where an attempt begins to count, or to count anew (another stage, or fewer done than before), is noted as an
+        event: the time left is reckoned from there, so that loading is not taken for slow work.
         """
         values = {"stage": stage, "done": done, "total": total, "result": result}
         changes: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
         with self.database.write() as connection:
-            return self._update(connection, job, **changes, paused=paused, lease_until=clock() + self.lease_seconds)
+            before = None
+            if done is not None and total is not None:
+                query = select(JobRow.stage, JobRow.done).where(*current(job))
+                before = connection.execute(query.with_for_update()).first()
+            taken = self._update(connection, job, **changes, paused=paused, lease_until=clock() + self.lease_seconds)
+            anew = before is not None and (
+                before.done is None or (stage is not None and stage != before.stage) or (done or 0) < before.done
+            )
+            if taken and anew:
+                note = f"{done:.15g} of {total:.15g}"
+                self._event(connection, job.id, UNDER_WAY, attempt=job.attempt, worker=job.worker, note=note)
+        return taken
 
     def finish(
         self, job: Job, result: dict[str, Any] | None = None, write: Callable[[Connection], None] | None = None

@@ -170,7 +170,10 @@ class JobRow(Base):
 
 
 class JobEventRow(Base):
-    """What happened to a job, in order: submitted, claimed, lost, released, done, failed, cancelled, refused."""
+    """What happened to a job, in order: submitted, claimed, lost, released, done, failed, cancelled, refused.
+
+    And `under way`: an attempt began to count what it does; the note says from how many of how many.
+    """
 
     __tablename__ = "job_events"
     __table_args__ = (NEVER_REUSE,)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
+from app.job_types import Begun
 from app.jobs import Job, WorkerInfo
 from app.pages.forms import form_of
 from app.pages.kept import EVERYWHERE
@@ -151,8 +152,9 @@ def _jobs(services: Services, urls: Urls, page: int) -> JobsPage:
     start = (page - 1) * LISTED
     found = services.queue.list(limit=LISTED, start=start)
     # Waiting jobs are listed behind the running ones in the order of their turn: a place needs no query of its own.
+    begun = services.queue.begun(found)
     lines = tuple(
-        _line(urls, job, max(1, start + number - running) if job.state == "waiting" else None)
+        _line(urls, job, max(1, start + number - running) if job.state == "waiting" else None, begun.get(job.id))
         for number, job in enumerate(found, 1)
     )
     said = f"{running} running, {waiting} waiting."
@@ -167,7 +169,7 @@ def _jobs(services: Services, urls: Urls, page: int) -> JobsPage:
 
 def _job(services: Services, urls: Urls, job_id: int) -> JobPage:
     job = services.queue.get(job_id)
-    line = _line(urls, job, services.queue.place(job))
+    line = _line(urls, job, services.queue.place(job), services.queue.begun([job]).get(job_id))
     events = tuple(
         Event(max(0.0, event.at - job.created_at), event.event, event.attempt, event.note)
         for event in services.queue.events(job_id)
@@ -175,13 +177,12 @@ def _job(services: Services, urls: Urls, job_id: int) -> JobPage:
     return JobPage(f"Job {job_id}: {line.what}", line, events)
 
 
-def _line(urls: Urls, job: Job, place: int | None) -> JobLine:
+def _line(urls: Urls, job: Job, place: int | None, begun: Begun | None) -> JobLine:
     now = time.time()
     end = job.finished_at if job.finished_at is not None else now
     begin = job.started_at if job.started_at is not None else job.created_at
     elapsed = max(0.0, end - begin)
-    share = job.share
-    left = elapsed * (1 - share) / share if job.state == "running" and share else None
+    left = None if begun is None else begun.left(job, now)
     error = job.error or {}
     what, href = _subject(urls, job)
     done, total = (None, None) if job.state == "done" else (job.done, job.total)

@@ -7,11 +7,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import func, insert, select
+from sqlalchemy import func, insert, select, update
 
 from app.database import Database
 from app.jobs import BACKGROUND, INTERACTIVE, Job, Queue
-from app.tables import CheckpointRow, JobRow
+from app.tables import CheckpointRow, JobEventRow, JobRow
 from legible_core.errors import Conflict, LegibleError, NotFound, TooLarge
 
 KINDS = ["read", "scan"]
@@ -217,6 +217,40 @@ def test_progress_and_failure_are_stored(queue: Queue) -> None:
     assert queue.get(job.id).error == {"code": "too_long", "message": "Too long.", "hint": "Shorten it."}
     with pytest.raises(NotFound):
         queue.get(job.id + 100)
+
+
+def test_the_time_left_counts_from_where_the_work_begins(queue: Queue, database: Database) -> None:
+    """An hour of loading is no slow work: the pace is that since the attempt began to count, and of this stage."""
+    submit(queue)
+    job = claim(queue)
+    assert queue.begun([queue.get(job.id)]) == {}
+
+    def hours_ago(hours: float) -> None:
+        """Everything so far happened that much earlier."""
+        with database.write() as connection:
+            connection.execute(update(JobRow).values(started_at=JobRow.started_at - 3600 * hours))
+            connection.execute(update(JobEventRow).values(at=JobEventRow.at - 3600 * hours))
+
+    def left() -> float | None:
+        seen = queue.get(job.id)
+        found = queue.begun([seen])[job.id].left(seen, time.time())
+        return None if found is None else found / 3600
+
+    hours_ago(1)
+    queue.progress(job, stage="run", done=10, total=100)
+    assert left() is None, "nothing was done since"
+    hours_ago(0.1)
+    queue.progress(job, done=40, total=100)
+    assert left() == pytest.approx(0.2, rel=0.01)
+    queue.progress(job, done=0, total=100)  # it sampled a text and now reads it
+    hours_ago(0.5)
+    queue.progress(job, done=50, total=100)
+    assert left() == pytest.approx(0.5, rel=0.01)
+    assert [event.note for event in queue.events(job.id) if event.event == "under way"] == ["10 of 100", "0 of 100"]
+    lose(queue)
+    again = claim(queue)
+    queue.progress(again, done=1, total=100)
+    assert left() is None, "another attempt has a pace of its own"
 
 
 def test_a_deleted_job_id_is_never_used_again(queue: Queue, database: Database) -> None:

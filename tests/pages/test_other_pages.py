@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -301,6 +302,14 @@ def test_jobs_show_place_and_cancel(site: Site, monkeypatch: pytest.MonkeyPatch)
     assert site.client.post(f"/jobs/{first.id}/cancel").status_code == 409
     running = site.services.queue.claim("somebody", ["read"])
     assert running is not None
+    for done in (2, 4):
+        time.sleep(0.01)
+        site.services.queue.progress(running, stage="run", done=done, total=8)
+        (line,) = [job for job in site.client.get("/jobs.json").json()["jobs"] if job["id"] == running.id]
+        assert (line["left"] is None) == (done == 2), "a pace needs something done since the work began"
+    shown = site.client.get(f"/jobs/{running.id}").text
+    assert " left " in shown
+    assert "<td>under way</td>" in shown
     site.services.queue.cancel(running.id)
     after = site.client.get(f"/jobs/{running.id}").text
     assert ", stops after the batch in hand" in after
