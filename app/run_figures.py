@@ -248,7 +248,8 @@ def heads_figure(values: Sequence[Sequence[float]], kinds: Sequence[Sequence[str
         ]
 
     trace: dict[str, Any] = {
-        "type": "heatmap", "z": [row_of(row) for row in values], "zmin": _round(low), "zmax": _round(high),
+        "type": "heatmap", "name": "heads", "z": [row_of(row) for row in values],
+        "zmin": _round(low), "zmax": _round(high),
         "x": [f"h{head}" for head in range(across)], "y": [f"L{layer}" for layer in range(len(values))],
         "text": [[brief(value) for value in row] for row in values], "showscale": False, "hoverongaps": False,
         "customdata": [
