@@ -20,7 +20,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from legible_core.errors import NotFound, TooLarge
 
@@ -273,7 +273,7 @@ class History:
         return Follower(self.folder / f"{name}.jsonl", take, found.clear)
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: Any) -> TypeGuard[int]:
     """Whether it counts something: a whole number of either sign that a float holds exactly."""
     return type(value) is int and abs(value) <= MAX_WHOLE
 
