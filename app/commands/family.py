@@ -24,19 +24,20 @@ if TYPE_CHECKING:
     from legible_core.naming.observe import Batch
     from legible_core.registry import Checkpoint
 
+# Of the feed-forward layer, of the attention, and of both surfaces together, as the card has them.
 SHARES = (
-    ("operands crisp", "operands", "crisp"),
-    ("operands ON", "operands", "on"),
-    ("operands SELECTIVE", "operands", "selective"),
-    ("operands CONSTANT", "operands", "constant"),
+    ("feed-forward operands crisp", "operands", "crisp"),
+    ("feed-forward operands ON", "operands", "on"),
+    ("feed-forward operands SELECTIVE", "operands", "selective"),
+    ("feed-forward operands CONSTANT", "operands", "constant"),
     ("value channels SELECTIVE", "value", "selective"),
     ("value channels CONSTANT", "value", "constant"),
-    ("head operands crisp", "head_operands", "crisp"),
-    ("head operands ON", "head_operands", "on"),
-    ("alive", "names", "alive"),
-    ("in the ON range", "names", "in_range"),
-    ("nameable", "names", "nameable"),
-    ("nameable and labelled", "names", "labelled"),
+    ("attention operands crisp", "head_operands", "crisp"),
+    ("attention operands ON", "head_operands", "on"),
+    ("operands of both alive", "names", "alive"),
+    ("operands of both in the ON range", "names", "in_range"),
+    ("operands of both nameable", "names", "nameable"),
+    ("operands of both nameable and labelled", "names", "labelled"),
 )
 
 

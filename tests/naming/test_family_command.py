@@ -50,8 +50,8 @@ def test_checkpoints_stand_side_by_side(tmp_path: Path, tokenizer_path: Path, to
         names = Names.load(folder, checkpoint_hash=open_checkpoint(folder).hash)
         assert names is not None
         assert document["quality"] == names.quality
-        assert document["all"]["operands CONSTANT"] == names.legibility["all"]["operands"]["constant"]
-        assert document["layers"][0]["nameable"] == names.legibility["layers"][0]["names"]["nameable"]
+        assert document["all"]["feed-forward operands CONSTANT"] == names.legibility["all"]["operands"]["constant"]
+        assert document["layers"][0]["operands of both nameable"] == names.legibility["layers"][0]["names"]["nameable"]
     losses = []
     for folder in (one, two):
         model = load(open_checkpoint(folder))
