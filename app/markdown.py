@@ -17,9 +17,9 @@ _OWN = re.compile(r"(?:/(?![/\\])|[?#])[^\\]*")
 _HTTP = re.compile(r"https?://[^/\\?#@]+(?:[/?#].*)?", re.IGNORECASE)
 
 
-def rendered(text: str) -> Markup:
-    """The text as HTML; safe whatever it holds."""
-    return Markup(_parser().render(text))
+def rendered(text: str, below: int = 1) -> Markup:
+    """The text as HTML; safe whatever it holds. below: the level of the heading that it stands under."""
+    return Markup(_parser().render(text, {"below": below}))
 
 
 def allowed(address: str) -> bool:
@@ -40,8 +40,9 @@ def _parser() -> MarkdownIt:
 
 
 def _outline(state: Any) -> None:
-    """The text's headings stand below the page's own title, and none skips a level, whatever signs it begins with."""
+    """The text's headings stand below the page's own, and none skips a level, whatever signs it begins with."""
     above: list[int] = []
+    below = state.env["below"]
     for token in state.tokens:
         if token.type == "heading_open":
             level = int(token.tag[1])
@@ -49,7 +50,7 @@ def _outline(state: Any) -> None:
                 above.pop()
             above.append(level)
         if token.type in ("heading_open", "heading_close"):
-            token.tag = f"h{min(6, 1 + len(above))}"
+            token.tag = f"h{min(6, below + len(above))}"
 
 
 def _link(self: Any, tokens: Any, i: int, options: Any, env: Any) -> str:

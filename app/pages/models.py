@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import HTMLResponse
+from markupsafe import Markup
 
+from app.markdown import rendered
 from app.pages.accounted import Accounted, accounted, accounting_of
 from app.pages.children import Family, family_of
 from app.pages.embed import FIGURE_PARTS, embedded_figures
@@ -84,14 +85,6 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """A part of the card's prose: "heading", "list", "plain" (kept as written, such as a table) or "paragraph"."""
-
-    kind: str
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class LayerLink:
     layer: int
     href: str
@@ -114,7 +107,7 @@ class ModelPage:
     said: str
     card: tuple[Fact, ...]
     card_figures: tuple[Fact, ...]
-    body: tuple[Block, ...]
+    body: Markup
     quality: tuple[Fact, ...]
     scanned: tuple[Fact, ...]
     missing: str | None
@@ -198,7 +191,7 @@ def _model(services: Services, slug: str, urls: Urls, origin: str) -> ModelPage:
         said=describe(checkpoint),
         card=tuple(_card_fact(key, fields) for key in fields if key not in (*measured, *LINEAGE)),
         card_figures=tuple(_card_fact(key, fields) for key in fields if key in measured),
-        body=_blocks(without_tables(checkpoint.card.body)),
+        body=rendered(without_tables(checkpoint.card.body), below=2),
         quality=_quality(checkpoint, names),
         scanned=_scanned(names),
         missing=missing,
@@ -285,26 +278,6 @@ def _card_fact(key: str, fields: Mapping[str, str]) -> Fact:
     except (ValueError, OverflowError):
         pass
     return Fact(CARD_WORDS.get(key, JUDGED_WORDS.get(key, key.replace("_", " "))), value)
-
-
-def _blocks(text: str) -> tuple[Block, ...]:
-    """The prose of a card as blocks; what looks like no heading, list or table is a paragraph, its lines joined."""
-    blocks = []
-    for part in re.split(r"\n\s*\n", text.strip()):
-        lines = part.split("\n")
-        if lines[0].startswith("#"):
-            blocks.append(Block("heading", (lines[0].lstrip("#").strip(),)))
-            lines = lines[1:]
-        if not "".join(lines).strip():
-            continue
-        if all(line.startswith(("- ", "* ", "  ")) for line in lines):
-            items = re.split(r"^[-*] ", "\n".join(lines), flags=re.MULTILINE)
-            blocks.append(Block("list", tuple(" ".join(item.split()) for item in items if item.strip())))
-        elif any(line.lstrip().startswith(("|", "```")) for line in lines):
-            blocks.append(Block("plain", ("\n".join(lines),)))
-        else:
-            blocks.append(Block("paragraph", (" ".join(" ".join(lines).split()),)))
-    return tuple(blocks)
 
 
 def _quality(checkpoint: Checkpoint, names: Names | None) -> tuple[Fact, ...]:

@@ -50,6 +50,10 @@ def test_nothing_runs_and_nothing_is_fetched(text: str) -> None:
         assert re.match(r"https?://[^@]+$|/[^/\\]", href), href
 
 
+def test_headings_stand_below_the_one_that_the_text_stands_under() -> None:
+    assert re.findall(r"<h\d>", rendered("# One\n\n### Two\n\n# Three", below=2)) == ["<h3>", "<h4>", "<h3>"]
+
+
 def test_deep_and_long_texts_end() -> None:
     assert "<blockquote>" in rendered(">" * 5_000 + " x")
     rendered("[" * 20_000)

@@ -14,6 +14,8 @@ from page_samples import SLUG, Site, links, make_checkpoint, open_site, parsed, 
 
 from app.pages.model_figures import _inert
 from app.pages.scans import corpora_dir
+from legible_core.checkpoint import write_card
+from legible_core.folder import Card
 from legible_core.naming.contexts import Contexts
 from legible_core.naming.names import Names
 from legible_core.naming.tables import tables
@@ -95,6 +97,38 @@ def test_a_checkpoint_without_names_has_no_figures(tmp_path: Path) -> None:
         assert "not scanned" in own.client.get("/models").text
     finally:
         own.services.close()
+
+
+CARD = """# tiny
+
+- Trained on 12.0M tokens. **Matched with others** in tokens,
+  their order and batch; shipped as `tiny-12m` (`docs/training.md`).
+
+An <img src=x onerror=alert(1)> & `<script>alert(2)</script>`, **<b>bold</b>**, [x](javascript:alert(3)).
+
+| a | b |
+| --- | --- |
+| `c` | 1 |
+"""
+
+
+def test_the_cards_text_is_markdown_that_only_shows_text(tmp_path: Path) -> None:
+    made = make_checkpoint(tmp_path / "models", scan=False)
+    own = open_site(tmp_path / "data", write_card(made.path, Card({"loss": "5.5"}, CARD)))
+    try:
+        page = own.client.get(f"/models/{SLUG}").text
+    finally:
+        own.services.close()
+    prose = re.findall(r'<div class="prose" dir="auto">(.*?)</div>', page, re.DOTALL)[0]
+    assert "<strong>Matched with others</strong>" in prose
+    assert "<code>tiny-12m</code> (<code>docs/training.md</code>)" in prose
+    assert "<h3>tiny</h3>" in prose, "below the page's own heading of the card"
+    assert "<td><code>c</code></td>" in prose
+    assert "&lt;img src=x onerror=alert(1)&gt; &amp; <code>&lt;script&gt;alert(2)&lt;/script&gt;</code>" in prose
+    assert "<strong>&lt;b&gt;bold&lt;/b&gt;</strong>" in prose
+    assert not re.search(r"<(img|script|b|a)\b", prose)
+    assert "`" not in prose
+    assert "**" not in prose
 
 
 # ---- a scan from the page --------------------------------------------------------------------------------------------
