@@ -24,6 +24,7 @@ from legible_core.errors import LegibleError, NotFound, TooLarge
 
 MAX_FILE_BYTES = 256 << 20
 MAX_LINE_BYTES = 1 << 20
+MAX_LABEL = 80
 
 Kind = Literal["choice", "cloze", "rolling"]
 
@@ -109,6 +110,8 @@ def load_suite(name: str, data: Path, limit: int | None = None) -> Suite:
             labels = labels or labels_of(name, entry, where)
         if not items:
             raise LegibleError(f"{path} holds no item.", code="bad_data")
+        if name == "blimp" and not printable_line(path.stem):
+            raise _bad(f"{name}/{ascii(path.name)}", f"the file's name names its paradigm, and {NO_LABEL}")
         parts.append(Part(path.stem if name == "blimp" else name, tuple(items), labels))
     return Suite(name, task.kind, tuple(parts), limit)
 
@@ -132,7 +135,19 @@ def labels_of(task: str, entry: dict[str, Any], where: str) -> dict[str, str]:
         return {}
     # One paradigm writes its field syntax/semantics, the others syntax_semantics.
     named = (("field", "field"), ("term", "linguistics_term"))
-    return {key: _text(entry, name, where).replace("/", "_") for key, name in named}
+    found = {key: _text(entry, name, where).replace("/", "_") for key, name in named}
+    for key, name in named:
+        if not printable_line(found[key]):
+            raise _bad(where, f"{name} {NO_LABEL}")
+    return found
+
+
+NO_LABEL = f"is not one printable line of at most {MAX_LABEL} characters"
+
+
+def printable_line(text: object, limit: int = MAX_LABEL) -> bool:
+    """Whether it can stand in a row of a report, of a page and of a card: not where it has a lone surrogate."""
+    return isinstance(text, str) and len(text) <= limit and text.isprintable()
 
 
 def _lambada(entry: dict[str, Any], where: str) -> Item:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from legible_core import folder as files
 from legible_core.errors import Corrupt, Unavailable
-from legible_core.evaluation.data import TASKS
+from legible_core.evaluation.data import MAX_LABEL, TASKS, printable_line
 from legible_core.evaluation.statistics import Estimate, mean, perplexity, pooled, ratio
 from legible_core.figures import PERPLEXITY_ROUNDING, same
 from legible_core.replace import sync
@@ -36,6 +36,7 @@ FILE = "evaluation.json"
 FORMAT, VERSION = "legible-evaluation", 1
 MAX_BYTES = 32 << 20
 MAX_ITEMS = 1_000_000
+MAX_SAID = 200  # characters of where a task's questions are from, and of what computed
 
 # What an item may give, and how it is stored.
 VALUES = {"acc": "bits", "acc_norm": "bits", "loglik": "f4", "words": "i4", "bytes": "i4"}
@@ -285,8 +286,8 @@ def _task(name: str, entry: dict[str, Any]) -> TaskResult:
     return TaskResult(
         name=name,
         parts=parts,
-        source=str(entry["source"])[:200],
-        computed=str(entry["computed"])[:200],
+        source=_line(entry["source"], MAX_SAID),
+        computed=_line(entry["computed"], MAX_SAID),
         seconds=float(entry["seconds"]),
         shortened=int(entry["shortened"]),
         limit=None if entry.get("limit") is None else int(entry["limit"]),
@@ -295,15 +296,22 @@ def _task(name: str, entry: dict[str, Any]) -> TaskResult:
 
 
 def _part(name: str, document: dict[str, Any]) -> PartResult:
-    items = int(document["items"])
+    name, items = _line(name), int(document["items"])
     if not 0 < items <= MAX_ITEMS:
         raise ValueError(f"{name} has {items} items")
     values = {key: _unpacked(key, text, items) for key, text in document["values"].items()}
     if not values:
         raise ValueError(f"{name} has no values")
     chance = document["chance"]
-    labels = {str(key): str(value)[:80] for key, value in document["labels"].items()}
+    labels = {_line(key): _line(value) for key, value in document["labels"].items()}
     return PartResult(name, str(document["digest"]), labels, values, None if chance is None else float(chance))
+
+
+def _line(value: object, limit: int = MAX_LABEL) -> str:
+    """A text that pages show as it stands; no page could be written with a lone surrogate."""
+    if not isinstance(value, str) or not printable_line(value, limit):
+        raise ValueError(f"{ascii(value)[:40]} is not one printable line of at most {limit} characters")
+    return value
 
 
 def _packed(key: str, values: NDArray[Any]) -> str:

@@ -79,6 +79,26 @@ def test_a_malformed_item_names_file_and_line(tmp_path, data, task, entry, messa
         load_suite(task, tmp_path)
 
 
+@pytest.mark.parametrize("key", ["field", "linguistics_term"])
+@pytest.mark.parametrize("label", ["\ud800", "a\nb", "a\tb", "\x1b[2J", "a\u2028b", "x" * 81])
+def test_a_label_is_one_printable_line(tmp_path, key, label):
+    """It stands in a report's row, on a page and on a card, and a lone surrogate can be written on none of them."""
+    write_lines(tmp_path / "blimp" / "items.jsonl", [{**GOOD, key: label}])
+    said = f"^blimp/items.jsonl, line 1: {key} is not one printable line of at most 80 characters.$"
+    with pytest.raises(LegibleError, match=said):
+        load_suite("blimp", tmp_path)
+    write_lines(tmp_path / "blimp" / "items.jsonl", [{**GOOD, key: "ü" * 80}])
+    assert "ü" * 80 in load_suite("blimp", tmp_path).parts[0].labels.values()
+
+
+def test_a_paradigms_file_name_is_one_printable_line(tmp_path):
+    for stem in ("a\nb", "a\udcffb", "x" * 81):
+        write_lines(tmp_path / stem[:3] / "blimp" / f"{stem}.jsonl", [GOOD])
+        with pytest.raises(LegibleError, match="names its paradigm, and is not one printable line") as refused:
+            load_suite("blimp", tmp_path / stem[:3])
+        assert refused.value.message.isprintable()
+
+
 def test_what_is_no_item_at_all(tmp_path):
     with pytest.raises(NotFound, match="no data folder"):
         load_suite("blimp", tmp_path / "none")

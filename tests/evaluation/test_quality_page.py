@@ -47,6 +47,17 @@ def test_before_any_judging_the_page_names_the_command(site):
     assert "The stored results cannot be used" in client.get("/models/ours").text
 
 
+def test_a_stored_term_that_no_page_can_be_written_with_is_said_instead(site):
+    client, ours, _ = site
+    labels = {"field": "syntax", "term": "\ud800"}
+    part = PartResult("one", "one", labels, {"acc": np.array([True])}, 0.5)
+    Evaluation(ours.hash, {"blimp": TaskResult("blimp", (part,))}).write(ours.path / FILE)
+    page = client.get("/models/ours")
+    assert page.status_code == 200
+    assert "The stored results cannot be used" in page.text
+    assert client.get("/models/ours.json").status_code == 200
+
+
 def test_figures_stand_beside_the_twins(site):
     client, ours, twin = site
     Evaluation(ours.hash, {"blimp": result([1, 1, 1, 0])}).write(ours.path / FILE)

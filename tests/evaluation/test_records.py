@@ -113,6 +113,27 @@ def test_a_damaged_file_is_refused(tmp_path, blimp, lambada, spoil):
         Evaluation.load(tmp_path, HASH)
 
 
+@pytest.mark.parametrize("text", ["\ud800", "a\nb", "\x1b[2J", "x" * 201])
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda task, text: task["parts"]["one"]["labels"].update(field=text),
+        lambda task, text: task["parts"]["one"]["labels"].update({text: "syntax"}),
+        lambda task, text: task["parts"].update({text: task["parts"]["one"]}),
+        lambda task, text: task.update(source=text),
+        lambda task, text: task.update(computed=text),
+    ],
+)
+def test_a_stored_text_that_no_page_could_show_is_refused(tmp_path, blimp, put, text):
+    Evaluation(HASH, {"blimp": blimp}).write(tmp_path / FILE)
+    document = json.loads((tmp_path / FILE).read_text())
+    put(document["tasks"]["blimp"], text)
+    (tmp_path / FILE).write_text(json.dumps(document))
+    with pytest.raises(Corrupt, match="is damaged") as refused:
+        Evaluation.load(tmp_path, HASH)
+    assert refused.value.message.isprintable()
+
+
 def test_a_disk_that_takes_nothing_leaves_the_old_results(tmp_path, blimp, monkeypatch):
     Evaluation(HASH, {"blimp": blimp}).write(tmp_path / FILE)
     before = (tmp_path / FILE).read_bytes()
