@@ -17,7 +17,7 @@ import torch
 from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from legible_core.errors import LegibleError
+from legible_core.errors import Conflict, LegibleError
 from legible_core.training.sources import END_OF_TEXT, Files, Fits, Piece, Source, documents
 
 __all__ = ["Corpus", "Order", "Progress", "documents", "short_words", "tokenise", "train_tokenizer"]
@@ -88,7 +88,8 @@ def tokenise(
 
     The cache is keyed by the source (a file by its size, time and name) and by the tokenizer; the file is written under
     another name until it is whole. Documents longer than a piece are cut where that does not change their tokens, which
-    is checked for every cut. max_tokens: stop after this many. Raises `LegibleError` when there is no text.
+    is checked for every cut. max_tokens: stop after this many. Raises `LegibleError` when there is no text, `Conflict`
+    when what is kept is no whole number of ids.
     """
     source = Files(source) if isinstance(source, Path) else source
     key = [*source.key, *([max_tokens] if max_tokens else []), tokenizer.to_str()]
@@ -108,6 +109,13 @@ def tokenise(
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
+    size = target.stat().st_size
+    if not size or size % kind().itemsize:
+        raise Conflict(
+            f"The tokens in {target} were altered: the file has {size:,} bytes, which are not whole ids of "
+            f"{kind().itemsize} bytes each; remove {cache}, and they are made anew.",
+            code="corpus_changed",
+        )
     return Corpus(np.memmap(target, dtype=kind, mode="r"), _sha256(target), source.name)
 
 

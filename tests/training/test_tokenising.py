@@ -61,6 +61,23 @@ def test_a_change_that_keeps_the_length_is_refused(tmp_path: Path, what: str) ->
     Run(RECIPE, folder, text, tokenizer=tokenizer).train(lambda step: step.number < 4)
 
 
+@pytest.mark.parametrize("cut", ["a byte", "all"])
+def test_tokens_that_were_cut_are_refused(tmp_path: Path, cut: str) -> None:
+    """No whole number of ids, or none: numpy can map neither."""
+    text = write_text(tmp_path / "t.txt")
+    tokenizer = write_tokenizer(text, tmp_path / "tokenizer.json")
+    folder = tmp_path / "run"
+    Run(RECIPE, folder, text, tokenizer=tokenizer).train(lambda step: step.number < 2)
+    (ids,) = (folder / "tokens").glob("*.ids")
+    os.truncate(ids, ids.stat().st_size - 1 if cut == "a byte" else 0)
+    with pytest.raises(Conflict, match="were altered") as caught:
+        Run(RECIPE, folder, text, tokenizer=tokenizer)
+    assert caught.value.code == "corpus_changed"
+    assert f"remove {folder / 'tokens'}, and they are made anew" in caught.value.message
+    shutil.rmtree(folder / "tokens")
+    Run(RECIPE, folder, text, tokenizer=tokenizer).train(lambda step: step.number < 4)
+
+
 def test_tokens_copied_to_another_run_are_taken(tmp_path: Path) -> None:
     text = write_text(tmp_path / "t.txt")
     tokenizer = write_tokenizer(text, tmp_path / "tokenizer.json")
