@@ -106,12 +106,22 @@ class Guard:
             "recent": self.recent,
         }
 
-    def load(self, data: dict[str, Any]) -> None:
-        """Go on from what `to_json` gave; a state of before there was `recent` starts it anew."""
-        self.mean, self.above, self.steps = data["mean"], data["above"], data["steps"]
-        self.settle = data.get("settle", 0)
-        self.recent = list(data.get("recent", ()))
-        self.lowest = math.inf if data["lowest"] is None else data["lowest"]
+    def load(self, data: Any) -> None:
+        """Go on from what `to_json` gave; a state of before there was `recent` starts it anew.
+
+        Raises `ValueError` for what `to_json` did not give.
+        """
+        try:
+            mean, lowest, recent = data["mean"], data["lowest"], data.get("recent", [])
+            counts = data["above"], data["steps"], data.get("settle", 0)
+            losses = [*recent, *(value for value in (mean, lowest) if value is not None)]
+        except (KeyError, TypeError, AttributeError):
+            raise ValueError("it has no guard") from None
+        if any(type(count) is not int for count in counts) or any(type(loss) not in (int, float) for loss in losses):
+            raise ValueError("its guard holds what is no number")
+        self.above, self.steps, self.settle = counts
+        self.mean, self.recent = mean, list(recent)
+        self.lowest = math.inf if lowest is None else lowest
 
     def _spike(self, loss: float) -> str | None:
         """The sentence about a loss far above the last ones, which are judged without it."""

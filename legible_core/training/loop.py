@@ -41,7 +41,7 @@ from legible_core.training.recipe import Recipe
 from legible_core.training.revive import revive
 from legible_core.training.snapshots import Snapshots
 from legible_core.training.sources import Files, Source
-from legible_core.training.state import append, cut_log, has_state, kept, read_meta, read_state, write_state
+from legible_core.training.state import append, cut_log, has_state, kept, read_meta, read_state, unreadable, write_state
 from legible_core.training.step import Objective, Precision, over_processes, train_step
 from legible_core.training.telemetry import EVERY_STEPS, Telemetry
 
@@ -230,9 +230,12 @@ class Run:
         if loaded is not None:
             weights, buffers, meta = loaded
             begun = {key: meta[key] for key in ("warm_from", "begun_from") if key in meta}
-            model.load_state_dict(weights)
+            try:
+                guard.load(meta.get("guard"))
+                model.load_state_dict(weights)
+            except (ValueError, RuntimeError) as error:
+                raise unreadable(folder / "state", str(error).partition("\n")[0].rstrip(":")) from None
             optimiser.load_state({name: self._placed(name, value) for name, value in buffers.items()})
-            guard.load(meta["guard"])
             step = meta["step"]
         first = rank() == 0
         if first:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from legible_core.errors import Corrupt, Unavailable
 from legible_core.replace import WRITE_ERRORS, sync, write_reason
+from legible_core.training.history import is_whole
 
 
 def write_state(folder: Path, weights: dict[str, Tensor], optimiser: dict[str, Tensor], meta: dict[str, Any]) -> None:
@@ -47,10 +48,22 @@ def read_meta(folder: Path) -> dict[str, Any] | None:
     """What `read_state` gives as meta, without reading the tensors; None when there is no state that can be read."""
     old = folder.with_name(folder.name + ".old")
     try:
-        meta = json.loads(((folder if folder.exists() else old) / "state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return _meta(folder if folder.exists() else old)
+    except (OSError, ValueError, RecursionError):
         return None
-    return meta if isinstance(meta, dict) else None
+
+
+def _meta(source: Path) -> dict[str, Any]:
+    """A state's state.json. Raises `ValueError`, or what reading and parsing raise, for one that no run writes."""
+    meta = json.loads((source / "state.json").read_text(encoding="utf-8"))
+    if not isinstance(meta, dict):
+        raise ValueError("state.json is no object")
+    for name in ("step", "tokens", "decay_from", "decay_to", "warm_from"):
+        needed = name == "step"
+        value = meta.get(name)
+        if (needed or value is not None) and (not is_whole(value) or value < 0):
+            raise ValueError(f"state.json has no {name}" if value is None else f"{name} in state.json is no count")
+    return meta
 
 
 def has_state(folder: Path) -> bool:
@@ -68,12 +81,15 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict
     if not source.exists():
         return None
     try:
-        meta = json.loads((source / "state.json").read_text(encoding="utf-8"))
+        meta = _meta(source)
         return load_file(source / "model.safetensors"), load_file(source / "optimiser.safetensors"), meta
-    except (OSError, ValueError, SafetensorError) as error:
-        raise Corrupt(
-            f"The training state in {source} cannot be read ({error}); remove the folder to start anew."
-        ) from None
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        raise unreadable(source, error) from None
+
+
+def unreadable(source: Path, reason: object) -> Corrupt:
+    """The refusal of a state that is there and is none."""
+    return Corrupt(f"The training state in {source} cannot be read ({reason}); remove the folder to start anew.")
 
 
 @contextmanager
@@ -114,18 +130,31 @@ def append(path: Path, line: dict[str, Any]) -> None:
 def cut_log(path: Path, step: int) -> None:
     """Drop the lines that a killed run logged after its last saved state, so that every step stands there once.
 
-    The file is cut in one step, never written anew, so no moment of it is without the lines before.
+    Those stand at the end. A line before them that is no step's is left where it is, and passed over as the pages do
+    (history.py). The file is cut in one step, never written anew, so no moment of it is without the lines before.
     """
     if not path.exists():
         return
-    kept = 0
+    kept = at = 0
+    closed = True
     with path.open("rb") as file:
         for line in file:
-            try:
-                if not line.endswith(b"\n") or json.loads(line)["number"] > step:
-                    break
-            except (ValueError, KeyError, TypeError):
-                break
-            kept += len(line)
-    if kept < path.stat().st_size:
+            at += len(line)
+            number = _number(line)
+            if number is not None and number <= step:
+                kept, closed = at, line.endswith(b"\n")
+    if kept < at:
         os.truncate(path, kept)
+    if not closed:  # only what is whole can be read as JSON: the line lacks its end and nothing else
+        with path.open("ab") as file:
+            file.write(b"\n")
+
+
+def _number(line: bytes) -> int | None:
+    """The step that a log's line is of; None for a line that no run writes."""
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    number = data.get("number") if isinstance(data, dict) else None
+    return number if is_whole(number) else None

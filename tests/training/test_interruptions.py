@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from app.cli import build
 from app.commands.train import card_fields
-from legible_core.errors import LegibleError, Unavailable
+from legible_core.errors import Corrupt, LegibleError, Unavailable
 from legible_core.registry import open_checkpoint
 from legible_core.training import state as module
 from legible_core.training.folder import alone
@@ -237,6 +237,51 @@ def test_a_log_is_cut_to_its_state(tmp_path: Path) -> None:
     cut_log(log, 3)
     assert [json.loads(line)["number"] for line in log.read_text().splitlines()] == [1, 2, 3]
     cut_log(tmp_path / "none.jsonl", 3)
+
+
+def test_a_line_that_is_no_step_costs_no_others(tmp_path: Path) -> None:
+    """As the pages pass over it: only what was logged after the state goes."""
+    log = tmp_path / "log.jsonl"
+    odd = ["nonsense", "[" * 5000, "[1]", '{"number": "4"}', '{"number": 1e999}', "\x00\x00", ""]
+    kept = [json.dumps({"number": 1}), *odd, json.dumps({"number": 2}), *odd, json.dumps({"number": 3})]
+    log.write_text("\n".join([*kept, *odd, json.dumps({"number": 4}), '{"number": 5']))
+    cut_log(log, 3)
+    assert log.read_text().split("\n") == [*kept, ""]
+    # The last line of the state's step may lack its end, as an editor leaves it.
+    log.write_text("\n".join(kept))
+    cut_log(log, 3)
+    append(log, {"number": 4})
+    assert log.read_text().split("\n") == [*kept, '{"number": 4}', ""]
+
+
+def test_a_resumed_run_keeps_what_stands_around_an_odd_line(straight: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(straight, folder)
+    log = folder / "log.jsonl"
+    before = log.read_text().splitlines(keepends=True)
+    log.write_text("".join([*before[:20], "garbage\n", *before[20:]]))
+    last = len(before) + 1
+    result = CliRunner().invoke(build(), ["train", str(TINY), "--out", str(folder), "--steps", str(last)])
+    assert result.exit_code == 0, result.output
+    after = log.read_text().splitlines(keepends=True)
+    assert after[:-1] == [*before[:20], "garbage\n", *before[20:]]
+    assert json.loads(after[-1])["number"] == last
+
+
+@pytest.mark.parametrize("broken", ["[]", "{}", '{"step": "3"}', '{"step": -1}', '{"step": 3}', "[" * 5000, "step"])
+def test_a_state_that_no_run_writes_is_refused(straight: Path, tmp_path: Path, broken: str) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(straight, folder)
+    (folder / "state" / "state.json").write_text(broken)
+    commands = [["train", str(TINY), "--out", str(folder), "--steps", "120"]]
+    if broken != '{"step": 3}':  # what the guard knew is the training's alone
+        commands.append(["diagnose", str(folder), "--tokens", "8"])
+        assert read_meta(folder / "state") is None
+    for words in commands:
+        result = CliRunner().invoke(build(), words)
+        assert isinstance(result.exception, Corrupt), result.exception
+        assert "The training state in" in result.exception.message
+        assert "remove the folder to start anew" in result.exception.message
 
 
 def test_snapshots_are_checkpoints_of_their_own(tmp_path: Path) -> None:
