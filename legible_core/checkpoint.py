@@ -26,7 +26,7 @@ from torch import Tensor
 
 from legible_core import folder as files
 from legible_core.config import ModelConfig
-from legible_core.errors import Conflict, Corrupt, LegibleError, NotFound, Unavailable
+from legible_core.errors import Conflict, Corrupt, LegibleError, NotFound, TooLarge, Unavailable
 from legible_core.folder import Card, TensorInfo
 from legible_core.model.transformer import Transformer
 from legible_core.registry import (
@@ -137,12 +137,16 @@ def save(
 def write_card(folder: Path | str, card: Card) -> Checkpoint:
     """Replace the card of a checkpoint folder, with the folder's own hash in it, in one step.
 
-    Raises what `open_checkpoint` raises for the rest of the folder.
+    Raises what `open_checkpoint` raises for the rest of the folder, and `LegibleError` for a card that it could not
+    read back.
     """
     folder = Path(folder)
+    data = card.render(identify(folder)).encode("utf-8")
+    if len(data) > files.MAX_CARD_BYTES:
+        raise TooLarge(f"The card has {len(data):,} bytes, and the limit of a card is {files.MAX_CARD_BYTES:,}.")
     draft = folder / f".{files.CARD}.saving-{secrets.token_hex(6)}"
     try:
-        draft.write_text(card.render(identify(folder)), encoding="utf-8")
+        draft.write_bytes(data)
         sync(draft)
         os.replace(draft, folder / files.CARD)
         sync(folder)

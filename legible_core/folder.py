@@ -18,6 +18,7 @@ import os
 import re
 import stat
 import struct
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
@@ -53,6 +54,11 @@ class TensorInfo:
     end: int
 
 
+def _one_line(text: str) -> bool:
+    """Whether UTF-8 can write it, and no terminal or editor takes it for more than a line; a tab may stand in it."""
+    return not any(unicodedata.category(mark) in ("Cc", "Cs", "Zl", "Zp") for mark in text.replace("\t", " "))
+
+
 @dataclass(frozen=True)
 class Card:
     """A checkpoint's README.md: figures as `key: value` lines in front, prose behind."""
@@ -80,13 +86,15 @@ class Card:
         raise Corrupt("The card (README.md) cannot be read: its front has no closing --- line.")
 
     def render(self, checkpoint_hash: str) -> str:
-        """The README.md text, with this hash; raises `LegibleError` for a key or value that has no such form."""
+        """The README.md text, with this hash; raises `LegibleError` for a key, value or text that has no such form."""
         fields = {"hash": checkpoint_hash} | {k: v for k, v in self.fields.items() if k != "hash"}
         for key, value in fields.items():
-            if not re.fullmatch(r"[a-z][a-z0-9_]*", key) or "\n" in value or value != value.strip():
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", key) or value != value.strip() or not _one_line(value):
                 raise LegibleError(
                     f"The card's line {key!r} is not usable: keys are a-z, 0-9, _, values one line of text."
                 )
+        if any(unicodedata.category(mark) == "Cs" for mark in self.body):
+            raise LegibleError("The card's text cannot be written as UTF-8: it holds half of a character.")
         front = "".join(f"{key}: {value}".rstrip() + "\n" for key, value in fields.items())
         return f"---\n{front}---\n\n{self.body.strip()}\n" if self.body.strip() else f"---\n{front}---\n"
 

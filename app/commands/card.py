@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.commands.shipped import Replace, keep_shipped
-from legible_core.errors import Conflict, LegibleError, NotFound
+from legible_core.errors import Conflict, LegibleError, NotFound, TooLarge
 from legible_core.figures import BEGIN, END, loss_text, percent_text, perplexity_text, share_text
 
 if TYPE_CHECKING:
@@ -238,23 +238,39 @@ def _names(checkpoint: Checkpoint, given: str) -> Names:
 
 
 def _typed(lines: list[str]) -> dict[str, str]:
-    """The lines of --set; raises `LegibleError` for one without a key."""
+    """The lines of --set; raises `LegibleError` for one without a key, or that no card can hold."""
+    from legible_core.folder import Card
+
     found = {}
     for item in lines:
         key, equals, value = item.partition("=")
         if not equals:
             raise LegibleError(f"--set {item!r} is not usable; write key=value.", code="bad_options")
         found[key.strip()] = value.strip()
+    Card(found).render("")
     return found
 
 
 def _text(body: Path | None) -> str | None:
-    """The Markdown of --body; raises `NotFound` where there is none."""
+    """The Markdown of --body; raises `NotFound` where there is none, `LegibleError` where no card can hold it."""
+    from legible_core.folder import MAX_CARD_BYTES
+
     if body is None:
         return None
     if not body.is_file():
         raise NotFound(f"There is no text at {body}; give a Markdown file.")
-    return body.read_text(encoding="utf-8")
+    try:
+        with body.open("rb") as file:
+            data = file.read(MAX_CARD_BYTES + 1)
+        if len(data) > MAX_CARD_BYTES:
+            raise TooLarge(f"{body} has more bytes than a card: the limit of a card is {MAX_CARD_BYTES:,}; shorten it.")
+        return data.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise LegibleError(
+            f"{body} is not UTF-8 text (at byte {error.start}); convert it first.", code="bad_text"
+        ) from None
+    except OSError as error:
+        raise NotFound(f"{body} cannot be read: {error.strerror or error}.") from None
 
 
 def _writes(checkpoint: Checkpoint, given: str, corpus: Path | None, data: Path | None, replace: bool) -> None:

@@ -111,7 +111,7 @@ def load_suite(name: str, data: Path, limit: int | None = None) -> Suite:
         if not items:
             raise LegibleError(f"{path} holds no item.", code="bad_data")
         if name == "blimp" and not printable_line(path.stem):
-            raise _bad(f"{name}/{ascii(path.name)}", f"the file's name names its paradigm, and {NO_LABEL}")
+            raise _bad(f"{name}/{path.name!a}", f"the file's name names its paradigm, and {NO_LABEL}")
         parts.append(Part(path.stem if name == "blimp" else name, tuple(items), labels))
     return Suite(name, task.kind, tuple(parts), limit)
 

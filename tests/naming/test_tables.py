@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from app.cli import build
 from app.commands.card import figures, tables_text, with_section
 from app.commands.card_check import differences
-from legible_core.checkpoint import save
+from legible_core.checkpoint import save, write_card
 from legible_core.errors import LegibleError
 from legible_core.figures import loss_text, percent_text, perplexity_text, same, without_tables
+from legible_core.folder import MAX_CARD_BYTES, Card
 from legible_core.model.transformer import Transformer
 from legible_core.naming.assemble import write_names
 from legible_core.naming.lexicon import CLASSES
@@ -143,6 +144,34 @@ def test_a_card_is_written_and_then_agrees(scanned: Checkpoint) -> None:
     before = (scanned.path / "README.md").read_bytes()
     assert _card(str(scanned.path))[0] == 0
     assert (scanned.path / "README.md").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "line", ["k=\udcff", "k=a\nb", "k=a\rb", "k=a\x85b", "k=\x1b[2J", "k\nq=a", "\udcff=a", "K=a", "=a", "two words=a"]
+)
+def test_a_set_line_that_no_card_can_hold_is_refused_at_once(scanned: Checkpoint, line: str) -> None:
+    before = (scanned.path / "README.md").read_bytes()
+    with pytest.raises(LegibleError, match="is not usable: keys are a-z, 0-9, _, values one line of") as refused:
+        _card(str(scanned.path), "--set", line, "--corpus", "none")  # nothing is looked for, less measured, before
+    assert refused.value.message.isprintable()
+    assert (scanned.path / "README.md").read_bytes() == before
+
+
+def test_a_body_that_no_card_can_hold_is_refused_and_the_old_card_stays(scanned: Checkpoint, tmp_path: Path) -> None:
+    before = (scanned.path / "README.md").read_bytes()
+    body = tmp_path / "body.md"
+    for data, said in ((b"caf\xe9", r"body.md is not UTF-8 text \(at byte 3\); convert it first"),
+                       (b"a" * (MAX_CARD_BYTES + 1), "the limit of a card is 262,144")):  # fmt: skip
+        body.write_bytes(data)
+        with pytest.raises(LegibleError, match=said):
+            _card(str(scanned.path), "--body", str(body))
+    body.write_bytes(b"a" * MAX_CARD_BYTES)  # a card of its own length, but not with the figures
+    with pytest.raises(LegibleError, match="the limit of a card is 262,144"):
+        _card(str(scanned.path), "--body", str(body))
+    with pytest.raises(LegibleError, match="text cannot be written as UTF-8"):
+        write_card(scanned.path, Card({}, "a\ud800"))
+    assert (scanned.path / "README.md").read_bytes() == before
+    assert not [path for path in scanned.path.iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.parametrize("change", ["front", "table", "lines", "tiny"])
