@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from legible_core.errors import NotFound
+from legible_core.errors import LegibleError, NotFound
 from legible_core.replace import sync
 from legible_core.training.history import HeldOut, History, is_whole, read_recipe
 
@@ -93,8 +93,14 @@ def announced(data_dir: Path, folder: Path, *, really: bool = True) -> Iterator[
     """Let the workbench know of a run's folder while the body trains it, and afterwards that it ended.
 
     A run that failed before it began is not remembered. Nothing is done when not `really` (of several processes one
-    speaks). Training goes on where the record cannot be written; standard error says so.
+    speaks). Training goes on where the record cannot be written; standard error says so. Raises `LegibleError` for a
+    folder whose name is no text: neither a record nor a page could name it.
     """
+    if not _is_text(folder):
+        raise LegibleError(
+            f"The run's folder {str(folder)!a} has a name that is not UTF-8 text; give --out another one.",
+            code="bad_options",
+        )
     place = data_dir / "runs" / f"{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:16]}.json"
     record = {
         "version": 1, "folder": str(folder.absolute()), "started": time.time(), "pid": os.getpid(),
@@ -110,6 +116,14 @@ def announced(data_dir: Path, folder: Path, *, really: bool = True) -> Iterator[
         elif really:  # it never began, so nothing is there that a page could show
             with suppress(OSError):
                 place.unlink()
+
+
+def _is_text(folder: Path) -> bool:
+    try:
+        str(folder.absolute()).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _write(place: Path, record: dict[str, Any]) -> None:
@@ -306,7 +320,7 @@ def _named(records: list[Record]) -> dict[str, Record]:
     found: dict[str, Record] = {}
     folders: set[Path] = set()
     for record in sorted(records, key=lambda record: record.started):
-        if record.folder in folders:
+        if record.folder in folders or not _is_text(record.folder):
             continue
         folders.add(record.folder)
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", record.folder.name).strip(".-") or "run"

@@ -7,14 +7,15 @@
     history.events           # spikes, revivals, sittings, the divergence
     history.held_out         # the loss on the held-out slice, measured where training ended
 
-A folder from elsewhere may hold anything: a line that is not what a run writes is passed over, and a file over
-`MAX_BYTES` is refused.
+A folder from elsewhere may hold anything: a line that is not what a run writes is passed over, a number that no run
+has (`number_of`) is NaN, half a surrogate pair is replaced (`text_of`), and a file over `MAX_BYTES` is refused.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import stat
 from array import array
 from collections.abc import Callable, Sequence
@@ -31,6 +32,12 @@ MAX_HEADS = 256
 MAX_EVENTS = 20_000
 # A float holds every whole number up to this one; a larger one is no count of a run.
 MAX_WHOLE = 1 << 53
+# What training measures is a float32 or the mean of some: a larger number is none of a run's.
+MAX_NUMBER = 3.4028234663852886e38
+# Counts, seconds and nats stay below that by far, and a page has no room for more digits.
+NARROW = ("number", "tokens", "loss", "seconds")
+MAX_DEPTH = 20
+_SURROGATE = re.compile("[\ud800-\udfff]")
 # What is kept of a log's line and of a layer's reading.
 COLUMNS = ("number", "tokens", "loss", "pressure", "gradient_norm", "factor", "perplexity", "seconds")
 SURFACE = ("saturated", "crisp", "on", "constant")
@@ -76,7 +83,7 @@ class Log:
         if not is_whole(line.get("number")) or not isinstance(line.get("loss"), int | float):
             return
         for name, column in self.columns.items():
-            column.append(_number(line.get(name)))
+            column.append(number_of(line.get(name), MAX_WHOLE if name in NARROW else MAX_NUMBER))
         if is_whole(line.get("last")):
             self.last = line["last"]
 
@@ -110,7 +117,7 @@ class Readings:
             return
         self.number.append(line["number"])
         for name, column in self.model.items():
-            column.append(_number(line.get(name)))
+            column.append(number_of(line.get(name), MAX_WHOLE if name in NARROW else MAX_NUMBER))
         for columns, each in zip(self.layers, found, strict=True):
             for name, column in columns.items():
                 column.append(each.get(name, math.nan))
@@ -125,19 +132,19 @@ def layer_figures(layer: dict[str, Any]) -> dict[str, float]:
     found: dict[str, float] = {}
     for surface in ("attention", "feed_forward"):
         each = _object(layer.get(surface))
-        found |= {f"{surface}.{name}": _number(each.get(name)) for name in SURFACE}
+        found |= {f"{surface}.{name}": number_of(each.get(name)) for name in SURFACE}
     lives = _object(layer.get("half_life"))
-    found |= {f"half_life.{name}": _number(lives.get(name)) for name in HALF_LIFE}
+    found |= {f"half_life.{name}": number_of(lives.get(name)) for name in HALF_LIFE}
     bounded = layer.get("bounded_heads")
     found["bounded_heads"] = float(bounded) if is_whole(bounded) else math.nan
     for name in ("write", "columns"):
         heads = layer.get(name)
-        values = [_number(value) for value in heads[:MAX_HEADS]] if isinstance(heads, list) else []
+        values = [number_of(value) for value in heads[:MAX_HEADS]] if isinstance(heads, list) else []
         split = bounded if isinstance(bounded, int) and 0 <= bounded <= len(values) else len(values)
         found[f"{name}.bounded"], found[f"{name}.conventional"] = _mean(values[:split]), _mean(values[split:])
         found[f"{name}.largest_head"], found[f"{name}.largest"] = largest_head(values) or (math.nan, math.nan)
         found |= {f"{name}.h{head}": value for head, value in enumerate(values)}
-        found[f"{name}_ratio"] = _number(layer.get(f"{name}_ratio"))
+        found[f"{name}_ratio"] = number_of(layer.get(f"{name}_ratio"))
     return found
 
 
@@ -255,8 +262,8 @@ class History:
 
     def _take_held_out(self, line: dict[str, Any]) -> None:
         number, tokens = line.get("number"), line.get("tokens")
-        loss, se = _number(line.get("loss")), _number(line.get("se"))
-        if type(number) is int and type(tokens) is int and math.isfinite(loss) and math.isfinite(se):
+        loss, se = (number_of(line.get(name), MAX_WHOLE) for name in ("loss", "se"))
+        if is_whole(number) and is_whole(tokens) and math.isfinite(loss) and math.isfinite(se):
             self.held_out = HeldOut(number, loss, se, tokens)
 
     def _forget_held_out(self) -> None:
@@ -284,7 +291,7 @@ def read_recipe(folder: Path) -> dict[str, Any]:
     try:
         if not path.is_file() or path.stat().st_size > MAX_LINE:  # a pipe or a device would never end
             raise ValueError
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = _sound(json.loads(path.read_text(encoding="utf-8")))
         if not isinstance(data["model"], dict) or not isinstance(data["schedule"], dict):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -300,17 +307,18 @@ def _noted(line: dict[str, Any]) -> Event | None:
     kind, text = line.get("event"), line.get("text")
     if kind not in ("spike", "diverged") or not isinstance(text, str):
         return None
-    return Event(line["number"], kind, text[:1000])
+    return Event(line["number"], kind, text_of(text, 1000))
 
 
 def _revived(line: dict[str, Any]) -> Event | None:
     counts = _object(line.get("revived"))
-    parts = [f"{n} of the {name.replace('_', '-')}" for name, n in counts.items() if isinstance(n, int)][:4]
+    named = [(text_of(name, 40).replace("_", "-"), n) for name, n in counts.items() if is_whole(n)]
+    parts = [f"{n} of the {name}" for name, n in named[:4]]
     return Event(line["number"], "revived", f"new start for operands: {', '.join(parts)}") if parts else None
 
 
 def _sitting(line: dict[str, Any]) -> Event | None:
-    words = [str(line[key])[:40] for key in ("device", "precision", "time") if isinstance(line.get(key), str)]
+    words = [text_of(line[key], 40) for key in ("device", "precision", "time") if isinstance(line.get(key), str)]
     return Event(line["number"], "sitting", f"taken up on {', '.join(words)}" if words else "taken up")
 
 
@@ -323,11 +331,25 @@ def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _number(value: Any) -> float:
-    try:
-        return float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:
-        return math.nan
+def number_of(value: Any, most: float = MAX_NUMBER) -> float:
+    """A number that was written, as a float; NaN for what is none, is not finite, or is larger than `most`."""
+    return float(value) if isinstance(value, int | float) and abs(value) <= most else math.nan
+
+
+def text_of(value: str, most: int) -> str:
+    """The first `most` characters of a text; for each half of a surrogate pair, which UTF-8 lacks, a �."""
+    return _SURROGATE.sub("\ufffd", value[:most])
+
+
+def _sound(value: Any, depth: int = 0) -> Any:
+    """What JSON gave, each text as `text_of`; raises `ValueError` below `MAX_DEPTH` levels."""
+    if depth > MAX_DEPTH:
+        raise ValueError
+    if isinstance(value, dict):
+        return {text_of(key, MAX_LINE): _sound(each, depth + 1) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_sound(each, depth + 1) for each in value]
+    return text_of(value, MAX_LINE) if isinstance(value, str) else value
 
 
 def _mean(values: list[float]) -> float:

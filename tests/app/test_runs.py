@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -12,11 +14,16 @@ import time
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner
 
+from app.cli import build
+from app.main import create_app
 from app.runs import Record, Runs, State, _began, announced
 from app.settings import Settings
-from legible_core.errors import NotFound
+from legible_core.errors import LegibleError, NotFound
 
+TINY = Path(__file__).resolve().parents[2] / "recipes" / "tiny.toml"
 RECIPE = {"model": {"n_layers": 1}, "schedule": {"tokens": 640, "batch_tokens": 64}}
 
 
@@ -232,3 +239,42 @@ def test_folders_are_named_by_a_flag_or_a_variable(tmp_path: Path, monkeypatch: 
     assert Settings.load(data_dir=tmp_path).runs == ("/a", "/b")
     assert Settings.load(data_dir=tmp_path, runs=["/c"]).runs == ("/c",)
     assert Settings.load(data_dir=tmp_path, runs=["/c"]).environment()["LEGIBLE_RUNS"] == "/c"
+
+
+def test_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
+    """Neither the record nor a page could name it."""
+    folder = make(tmp_path / os.fsdecode(b"r\xff"))
+    with pytest.raises(LegibleError, match="is not UTF-8 text; give --out another one"), announced(tmp_path, folder):
+        pytest.fail("it began")
+    make(tmp_path / "good")
+    assert list(Runs(tmp_path / "data", (str(tmp_path),)).names()) == ["good"]
+    result = CliRunner().invoke(build(), ["train", str(TINY), "--out", str(tmp_path / os.fsdecode(b"s\xff"))])
+    assert isinstance(result.exception, LegibleError)
+    assert "is not UTF-8 text" in result.exception.message
+
+
+ODD = {
+    "log.jsonl": [*({"number": n, "last": 100, "loss": 4.0, "seconds": 1e308} for n in range(1, 61))],
+    "telemetry.jsonl": [{"number": 25, "tokens": math.inf, "layers": [{"write": [1e308, 1e308], "bounded_heads": 1}]}],
+    "events.jsonl": [{"number": 5, "event": "spike", "text": "\ud800"}],
+    "held_out.jsonl": [{"number": 60, "loss": 1e308, "se": 1.0, "tokens": 10**400}],
+}
+
+
+@pytest.mark.parametrize("file", [*ODD, "recipe.json", "depth"])
+def test_pages_of_a_run_with_an_odd_file(tmp_path: Path, file: str) -> None:
+    folder = make(tmp_path / "a", last=100)
+    if file in ODD:
+        (folder / file).write_text("".join(json.dumps(line) + "\n" for line in ODD[file]))
+    else:
+        deep = json.loads("[" * 500 + "]" * 500)
+        (folder / "recipe.json").write_text(json.dumps({**RECIPE, "note": deep if file == "depth" else "\ud800"}))
+    made = create_app(Settings.load(data_dir=tmp_path / "data", workers=0, runs=(str(folder),)))
+    web = TestClient(made, base_url="http://127.0.0.1:8321", raise_server_exceptions=False)
+    for part in ("", ".json", "/now", "/layers", "/csv", "/csv?of=telemetry"):
+        answer = web.get(f"/runs/a{part}")
+        assert answer.status_code == (404 if file == "depth" else 200), part
+        assert not re.search(r"\d{40}", re.sub(r"<script.*?</script>", "", answer.text)), part
+    for path in ("/runs", "/runs.json"):
+        assert web.get(path).status_code == 200
+    made.state.services.close()

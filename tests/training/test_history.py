@@ -12,7 +12,7 @@ import pytest
 
 from legible_core.errors import NotFound, TooLarge
 from legible_core.training import history as module
-from legible_core.training.history import Follower, History, read_recipe
+from legible_core.training.history import Follower, HeldOut, History, read_recipe
 from legible_core.training.state import cut_log
 
 
@@ -137,6 +137,45 @@ def test_a_line_that_no_run_writes(tmp_path: Path, line: str) -> None:
     assert len(history.readings) == 1
 
 
+@pytest.mark.parametrize("odd", ["Infinity", "-1e999", "NaN", "1e308", "1" + "0" * 400, '"4"', "null"])
+def test_a_number_that_no_run_has_is_none(tmp_path: Path, odd: str) -> None:
+    """In every column, and no line is lost for it."""
+    line = step(1).replace("0.5", odd).replace("50.0", odd)
+    (tmp_path / "log.jsonl").write_text(line + step(2).replace('"tokens": 128', f'"tokens": {odd}'))
+    reading = json.dumps({"number": 1, "tokens": "TAKEN", "residual_rms": "TAKEN", "layers": [layer(1)]})
+    reading = reading.replace('"TAKEN"', odd).replace("8.0", odd).replace("90.0", odd)
+    (tmp_path / "telemetry.jsonl").write_text(reading + "\n")
+    whole = {"number": 2, "loss": 2.5, "se": 0.1, "tokens": 64}
+    broken = [json.dumps({**whole, name: "TAKEN"}).replace('"TAKEN"', odd) for name in whole]
+    (tmp_path / "held_out.jsonl").write_text("\n".join([json.dumps(whole), *broken]) + "\n")
+    history = History(tmp_path)
+    history.refresh()
+    log, readings = history.log, history.readings
+    assert list(log["number"]) == [1, 2]
+    assert math.isnan(log["seconds"][0])
+    assert math.isnan(log["perplexity"][0])
+    assert math.isnan(log["tokens"][1])
+    assert all(math.isnan(readings.model[name][0]) for name in ("tokens", "residual_rms"))
+    assert all(math.isnan(readings.layers[0][name][0]) for name in ("write.h2", "write.largest", "half_life.max"))
+    assert readings.layers[0]["write.h1"][0] == 3.0
+    assert history.held_out == HeldOut(**whole)
+
+
+def test_half_a_surrogate_pair_is_replaced(tmp_path: Path) -> None:
+    half = "a\ud800b"
+    (tmp_path / "events.jsonl").write_text(json.dumps({"number": 1, "event": "spike", "text": half}) + "\n")
+    (tmp_path / "revived.jsonl").write_text(json.dumps({"number": 2, "revived": {half: 3, "b": 10**400}}) + "\n")
+    (tmp_path / "sittings.jsonl").write_text(json.dumps({"number": 3, "device": half}) + "\n")
+    history = History(tmp_path)
+    history.refresh()
+    assert [event.text for event in history.events] == [
+        "a\ufffdb", "new start for operands: 3 of the a\ufffdb", "taken up on a\ufffdb",
+    ]  # fmt: skip
+    recipe = {"model": {half: [half]}, "schedule": {}}
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe))
+    assert read_recipe(tmp_path) == {"model": {"a\ufffdb": ["a\ufffdb"]}, "schedule": {}}
+
+
 def test_a_pipe_is_no_log(tmp_path: Path) -> None:
     """Reading one would wait for ever."""
     (tmp_path / "recipe.json").symlink_to("/dev/zero")
@@ -161,7 +200,11 @@ def test_sizes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         Follower(path, taken.append, taken.clear).refresh()
 
 
-@pytest.mark.parametrize("text", [None, "", "[]", '{"model": 1, "schedule": {}}', "[" * 5000])
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "[]", '{"model": 1, "schedule": {}}', "[" * 5000,
+     '{"model": {}, "schedule": {}, "x": ' + "[" * 500 + "]" * 500 + "}"],
+)  # fmt: skip
 def test_a_folder_without_a_run(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "recipe.json").write_text(text)
