@@ -21,12 +21,14 @@ from legible_core.array_file import ArrayFile
 from legible_core.config import ModelConfig
 from legible_core.legibility import CODES
 from legible_core.reads import opens
+from legible_core.training.history import MAX_WHOLE, is_whole, number_of, text_of
 from legible_core.units import Unit
 
 FILE = "history.safetensors"
 STORED = ArrayFile(FILE, "legible-history", "1", "measure the history again")
 TOKENS = 5
 MAX_SNAPSHOTS = 100
+MAX_TEXT = 200
 # s snapshots, l layers, f units, b of them bounded (as many as there are operands), q quantifiers.
 SHAPES = {
     "read_cosine": ("float16", "slf"),
@@ -184,8 +186,8 @@ class UnitHistory:
         meta, arrays = found
         try:
             snapshots = tuple(_snapshot(each) for each in json.loads(meta["snapshots"]))
-            measured = (str(meta["text"]), int(meta["tokens"]))
-            if not 1 <= len(snapshots) <= MAX_SNAPSHOTS + 1:
+            measured = (_text(meta["text"]), int(meta["tokens"]))
+            if not 0 <= measured[1] <= MAX_WHOLE or not 1 <= len(snapshots) <= MAX_SNAPSHOTS + 1:
                 raise ValueError
         except (ValueError, KeyError, TypeError, RecursionError):
             raise STORED.damaged() from None
@@ -221,13 +223,19 @@ def shapes(config: ModelConfig, snapshots: int) -> dict[str, tuple[str, tuple[in
 
 
 def _snapshot(found: dict[str, Any]) -> Snapshot:
-    tokens, identity, loss = found["tokens"], found["hash"], float(found["loss"])
+    tokens, loss = found["tokens"], number_of(found["loss"], MAX_WHOLE)
     decayed = found.get("decay_tokens")  # the first files did not have it
-    if any(type(count) is not int or count < 0 for count in (tokens, 0 if decayed is None else decayed)):
+    if any(not is_whole(count) or count < 0 for count in (tokens, 0 if decayed is None else decayed)):
         raise ValueError
-    if not isinstance(identity, str) or not math.isfinite(loss):
+    if not math.isfinite(loss):
         raise ValueError
-    return Snapshot(tokens, identity, loss, decayed)
+    return Snapshot(tokens, _text(found["hash"]), loss, decayed)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or text_of(value, MAX_TEXT) != value:
+        raise ValueError
+    return value
 
 
 def _class(code: int) -> str | None:

@@ -15,7 +15,8 @@ from page_samples import Site, make_checkpoint, open_site, parsed, sample_text
 from safetensors.numpy import load_file, save_file
 
 from app.commands.history import history
-from app.pages.unit_history import history_rows
+from app.history_figures import HEIGHT, TOP
+from app.pages.unit_history import _above, history_rows
 from legible_core.checkpoint import load, save
 from legible_core.errors import Corrupt, LegibleError
 from legible_core.folder import Card
@@ -88,6 +89,23 @@ def test_each_snapshot_is_compared_with_the_end(ended: Checkpoint) -> None:
     assert random.snapshot.loss != end.snapshot.loss
 
 
+@pytest.mark.parametrize(
+    ("share", "end"), [(0.0, 0.01), (0.004, 0.01), (0.0384, 0.05), (0.096, 0.11), (0.2, 0.21), (0.97, 1.0), (1.0, 1.0)]
+)
+def test_the_axis_of_a_share_ends_at_a_whole_per_cent_above_it(share: float, end: float) -> None:
+    assert _above(share) == end
+
+
+def test_the_label_at_the_top_of_the_axis_is_exact(site: Site, ended: Checkpoint) -> None:
+    html = site.client.get(f"/models/{ended.slug}/units/{INTERSECTION}").text
+    figure = re.findall(r'aria-label="ON over the training".*?</svg>', html, re.DOTALL)[0]
+    end = int(re.findall(r'y="10.0" text-anchor="end">(\d+) %<', figure)[0]) / 100
+    most = max(operand.on for moment in stored(ended).of(INTERSECTION) for operand in moment.operands)
+    highest = min(float(y) for y in re.findall(r'cy="([\d.]+)"', figure))
+    assert highest == pytest.approx(TOP + (1 - most / end) * HEIGHT, abs=0.06)
+    assert highest > TOP
+
+
 def test_the_figures_are_those_of_a_plain_pass(ended: Checkpoint) -> None:
     model = load(ended)
     end = stored(ended).of(EXISTENTIAL)[-1]
@@ -153,9 +171,19 @@ def test_a_file_of_before_and_two_moments(ended: Checkpoint, tmp_path: Path) -> 
     assert [row["decay_tokens"] for row in rows] == [None, 60]
     assert "This is a beginning and an end, not a course" in page
     assert "○" not in page
-    for wrong in ("60", -1, 1.5):
-        spoilt = json.dumps([kept[0], {**kept[1], "decay_tokens": wrong}])
+    odd: list[tuple[str, object]] = [
+        *(("decay_tokens", wrong) for wrong in ("60", -1, 1.5, 10**400)),
+        *(("tokens", wrong) for wrong in ("60", -1, 10**400)),
+        *(("loss", wrong) for wrong in ("2", 1e999, 1e308, 10**400)),
+        *(("hash", wrong) for wrong in (7, "\ud800", "x" * 5000)),
+    ]
+    for name, wrong in odd:
+        spoilt = json.dumps([kept[0], {**kept[1], name: wrong}])
         save_file(arrays, tmp_path / FILE, metadata={**meta, "snapshots": spoilt})
+        with pytest.raises(Corrupt, match="damaged"):
+            UnitHistory.load(tmp_path, ended.hash, ended.config)
+    for wrong in ({"text": "x" * 5000}, {"tokens": "9" * 400}, {"tokens": "-1"}):
+        save_file(arrays, tmp_path / FILE, metadata={**meta, "snapshots": json.dumps(kept), **wrong})
         with pytest.raises(Corrupt, match="damaged"):
             UnitHistory.load(tmp_path, ended.hash, ended.config)
 
