@@ -4,7 +4,7 @@ loss_text(4.4357513)          "4.4358"     four decimals: nats, and their standa
 perplexity_text(84.41552)     "84.42"      two decimals
 short_count(6890496)          "6.9M"
 share_text(0.8449751)         "0.8450"     four decimals, as on a card; pages show it as 84.5 %
-same("84.42", 84.43, "84.43")  True         what was written agrees with what is now, to the last digit
+same("84.42", 84.43, "84.43")  True         what was written agrees with what is measured now, to the last digit
 """
 
 from __future__ import annotations
@@ -46,17 +46,22 @@ def short_count(number: int) -> str:
 
 
 def same(written: str, value: float, written_now: str, relative: float = 0.0) -> bool:
-    """Whether a figure as it was written agrees with the value now: to within one of the last written digit.
+    """Whether a figure as it was written agrees with the one measured now: to within one of the last written digit.
 
-    Another machine or library may add in another order and round the other way. relative: a share of the value that
-    it may be off as well, for a large figure whose digits are more than the sums behind it hold.
+    Another machine or library may add in another order and round the other way. A whole number is a count, which adds
+    nothing up, and must be the same. relative: a share of the value that it may be off as well, for a large figure
+    whose digits are more than the sums behind it hold; with it a whole number is a rounded one.
     """
+    if written == written_now:
+        return True
     try:
         was = float(written)
     except ValueError:
-        return written == written_now
+        return False
+    if not math.isfinite(value) or ("." not in written_now and not relative):
+        return was == value
     decimals = len(written_now.partition(".")[2])
-    return written == written_now or abs(was - value) <= max(1.5 * 10.0**-decimals, relative * abs(value))
+    return abs(was - value) <= max(1.5 * 10.0**-decimals, relative * abs(value))
 
 
 def without_tables(text: str) -> str:

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.commands.shipped import Replace, keep_shipped
-from legible_core.errors import Conflict, LegibleError, NotFound, TooLarge
+from app.commands.shipped import Replace, keep_shipped, shipped_files
+from legible_core.errors import Conflict, Corrupt, LegibleError, NotFound, TooLarge
 from legible_core.figures import BEGIN, END, loss_text, percent_text, perplexity_text, share_text
 
 if TYPE_CHECKING:
-    from legible_core.evaluation.records import TaskResult
+    from legible_core.evaluation.records import Evaluation, TaskResult
     from legible_core.naming.names import Names
     from legible_core.naming.tables import Cell, Table
     from legible_core.registry import Checkpoint
@@ -74,22 +74,27 @@ def card(
     if corpus is not None and not corpus.is_file():
         raise NotFound(f"There is no text at {corpus}; give a UTF-8 text file, plain or .xz.")
     # The tasks first: their scores are kept where one stops, and a scan for a card begins again.
-    tasks = _tasks(checkpoint, data, device, restart, store=not check)
+    tasks, asked = _tasks(checkpoint, model, data, device, restart, store=not check)
     if names is None:
         assert corpus is not None
         names = _measured(checkpoint, corpus, device)
     measured = {**figures(names), **card_fields(tasks)}
     section = tables_text(names, tasks)
     if check:
-        raise typer.Exit(_compare(checkpoint, measured, section))
+        quality = {f"### {table.title}" for table in quality_tables(tasks)}
+        anew = card_fields({name: tasks[name] for name in asked}).keys() | (quality if asked else set())
+        if corpus is not None:
+            headings = {line for line in section.splitlines() if line.startswith("#")}
+            anew |= figures(names).keys() | (headings - quality)
+        raise typer.Exit(_compare(checkpoint, measured, section, anew))
     _write(checkpoint, measured, more, with_section(checkpoint.card.body if text is None else text, section))
 
 
-def _compare(checkpoint: Checkpoint, measured: dict[str, str], section: str) -> int:
-    """Say what differs from the card; 1 where anything does."""
+def _compare(checkpoint: Checkpoint, measured: dict[str, str], section: str, anew: Collection[str]) -> int:
+    """Say what differs from the card; 1 where anything does. anew: as `card_check.differences` takes it."""
     from app.commands.card_check import differences, recorded_facts, untrue
 
-    wrong = [*differences(checkpoint, measured, section), *untrue(checkpoint)]
+    wrong = [*differences(checkpoint, measured, section, anew), *untrue(checkpoint)]
     for line in wrong:
         typer.echo(line)
     facts = len(recorded_facts(checkpoint).keys() & checkpoint.card.fields.keys())
@@ -299,17 +304,20 @@ def _writes(checkpoint: Checkpoint, given: str, corpus: Path | None, data: Path 
 
 
 def _tasks(
-    checkpoint: Checkpoint, data: Path | None, device: str, restart: bool, *, store: bool
-) -> Mapping[str, TaskResult]:
+    checkpoint: Checkpoint, given: str, data: Path | None, device: str, restart: bool, *, store: bool
+) -> tuple[Mapping[str, TaskResult], Collection[str]]:
     """The stored results; with `data`, those of its tasks measured now, as `legible eval` does, and where `store` kept.
 
-    A card that is written has the figures as they are stored, to the last digit.
+    And the names of those that were measured now. A card that is written has the figures as they are stored, to the
+    last digit.
     """
     from app.commands.evaluate import FOLDER, Plan, asked, measure, stopped
     from app.commands.interrupt import interruptible
     from app.settings import Settings
-    from legible_core.evaluation.records import FILE, Evaluation
+    from legible_core.evaluation.records import FILE
 
+    # Only what is stored anew may be damaged now, and a minute of measuring is no time to find it.
+    found = None if store and data is not None else _stored(checkpoint, given)
     now: dict[str, TaskResult] | None = {}
     if data is not None:
         names, suites = asked(None, data, None)
@@ -318,11 +326,26 @@ def _tasks(
             now = measure(checkpoint, plan, checkpoint.path / FILE if store else None, interrupted)
     if now is None:
         raise stopped()
-    found = Evaluation.load(checkpoint.path, checkpoint.hash)
+    if store and data is not None:
+        found = _stored(checkpoint, given)
     known = found.tasks if found is not None else {}
     if data is not None and (rest := sorted(known.keys() - now.keys())):
         typer.echo(f"{data} does not hold {', '.join(rest)}: what is stored of it is taken.", err=True)
-    return known if store else {**known, **now}
+    return known if store else {**known, **now}, now.keys()
+
+
+def _stored(checkpoint: Checkpoint, given: str) -> Evaluation | None:
+    """The results beside the checkpoint; raises `Corrupt`, with the file's place and what to do, for damaged ones."""
+    from legible_core.evaluation.records import FILE, Evaluation
+
+    try:
+        return Evaluation.load(checkpoint.path, checkpoint.hash)
+    except Corrupt as error:
+        replace = " --replace" if shipped_files(checkpoint, (FILE,)) else ""
+        raise Corrupt(
+            f"The results in {checkpoint.path} cannot be used: {error.message.rstrip('.')}; `legible eval "
+            f"{shlex.quote(given)} --data DIR{replace}` measures and stores them anew."
+        ) from None
 
 
 def _measured(checkpoint: Checkpoint, corpus: Path, device: str) -> Names:

@@ -1,6 +1,6 @@
 """`legible card --check`: a card against what was measured, and against what else is recorded of the training.
 
-for line in [*differences(checkpoint, fields, section), *untrue(checkpoint)]:
+for line in [*differences(checkpoint, fields, section, anew), *untrue(checkpoint)]:
     print(line)              # "tokens: 25001985 on the card, 25001984 in history.safetensors"
 """
 
@@ -14,7 +14,7 @@ from legible_core.figures import BEGIN, END, PERPLEXITY_ROUNDING, same
 from legible_core.registry import LEGIBILITY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from legible_core.registry import Checkpoint
 
@@ -36,18 +36,26 @@ def unmeasured(checkpoint: Checkpoint, fields: Iterable[str]) -> list[str]:
     return [key for key in checkpoint.card.fields if key in keys]
 
 
-def differences(checkpoint: Checkpoint, fields: dict[str, str], section: str) -> list[str]:
-    """A line for each figure of the card that is not what it would be now, to within the last written digit."""
+def differences(checkpoint: Checkpoint, fields: dict[str, str], section: str, anew: Collection[str] = ()) -> list[str]:
+    """A line for each figure of the card that is not what it would be now.
+
+    anew: the lines, by their key, and the tables, by their whole heading, that were measured for this. They agree to
+    within one of the last written digit; everything else is what is stored, from which a card is made, and the same.
+    """
     wrong = []
     for key, now in fields.items():
         was = checkpoint.card.fields.get(key)
         if was is None:
             wrong.append(f"{key}: not on the card, now {now}")
-        elif not _agree(was, now, PERPLEXITY_ROUNDING if "perplexity" in key else 0.0):
+        elif was != now and (key not in anew or not _agree(was, now, _rounding(key))):
             wrong.append(f"{key}: {was} on the card, now {now}")
     for key in unmeasured(checkpoint, fields):
         wrong.append(f"{key}: {checkpoint.card.fields[key]} on the card, and nothing here measured it")
-    return [*wrong, *_tables(checkpoint.card.body, section)]
+    return [*wrong, *_tables(checkpoint.card.body, section, anew)]
+
+
+def _rounding(key: str) -> float:
+    return PERPLEXITY_ROUNDING if "perplexity" in key else 0.0
 
 
 def untrue(checkpoint: Checkpoint) -> list[str]:
@@ -120,20 +128,28 @@ def _from_recipe(checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
 # ---- the tables ------------------------------------------------------------------------------------------------------
 
 
-def _tables(body: str, section: str) -> list[str]:
-    """A line for each line of the card's generated part that differs, or one where they are not the same tables."""
+def _tables(body: str, section: str, anew: Collection[str]) -> list[str]:
+    """A line for each line of the card's generated part that differs, or one where they are not the same tables.
+
+    anew: the headings of what was measured for this.
+    """
     old = body.partition(BEGIN)[2].partition(END)[0].strip().splitlines()
     new = section.splitlines()
     if not old:
         return ["the tables: not on the card"]
     if len(old) != len(new):
         return [f"the tables: {len(old)} lines on the card, now {len(new)}"]
-    wrong = []
+    wrong, heading = [], ""
     for was, now in zip(old, new, strict=True):
-        cells = list(zip(was.split("|"), now.split("|"), strict=False))
-        if was.count("|") != now.count("|") or not all(_agree_cells(a.strip(), b.strip()) for a, b in cells):
+        heading = now if now.startswith("#") else heading
+        if was != now and (heading not in anew or not _agree_rows(was, now)):
             wrong.append(f"the tables: {was} on the card, now {now}")
     return wrong
+
+
+def _agree_rows(was: str, now: str) -> bool:
+    cells = zip(was.split("|"), now.split("|"), strict=False)
+    return was.count("|") == now.count("|") and all(_agree_cells(a.strip(), b.strip()) for a, b in cells)
 
 
 def _agree_cells(was: str, now: str) -> bool:

@@ -74,6 +74,10 @@ def evaluate(
     from app.settings import Settings
     from legible_core.evaluation.records import FILE
 
+    if limit is not None and replace_shipped:
+        raise LegibleError(
+            "--replace has nothing to do with --limit, whose results are not stored; leave one away.", code="usage"
+        )
     checkpoint = find(model)
     names, suites = asked(tasks, data, limit)
     other = _twin(checkpoint, twin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,31 @@ def test_a_shipped_card_agrees_with_what_was_measured(slug: str) -> None:
     assert result.stdout.endswith("tables were compared; 0 differ.\n"), result.stdout
     assert result.exit_code == 0
     assert "### Quality" in open_checkpoint(MODELS / slug).card.body
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(MODELS / "novel-legible", tmp_path_factory.mktemp("copied") / "novel-legible"))
+
+
+@pytest.mark.parametrize(
+    ("was", "edited"),
+    [
+        ("| 67,000 |", "| 67,001 |"),
+        ("| 5,153 |", "| 5,154 |"),
+        ("on 686,885 tokens", "on 686,886 tokens"),
+        ("\nblimp: 0.6106\n", "\nblimp: 0.6107\n"),
+        ("\nlambada_perplexity: 468869\n", "\nlambada_perplexity: 468870\n"),
+    ],
+)
+def test_a_last_digit_that_was_edited_is_found(copied: Path, was: str, edited: str) -> None:
+    """Nothing is measured anew, so there is nothing to round otherwise."""
+    card = (MODELS / "novel-legible" / "README.md").read_text(encoding="utf-8")
+    assert was in card
+    (copied / "README.md").write_text(card.replace(was, edited, 1), encoding="utf-8")
+    result = CliRunner().invoke(build(), ["card", str(copied), "--check"])
+    assert result.exit_code == 1
+    assert result.stdout.endswith("tables were compared; 1 differ.\n"), result.stdout
 
 
 @pytest.mark.parametrize("slug", SHIPPED)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from app.cli import build
 from app.commands.card import quality_tables
-from legible_core.errors import Conflict, LegibleError, NotFound
+from legible_core.errors import Conflict, Corrupt, LegibleError, NotFound
 from legible_core.evaluation.records import FILE, Evaluation
 from legible_core.figures import without_tables
 from legible_core.registry import Checkpoint, open_checkpoint
@@ -126,6 +126,72 @@ def test_what_ships_is_replaced_only_on_request(judged: Checkpoint, data: Path, 
     assert {path: path.read_bytes() for path in judged.path.iterdir()} == before
     assert run("card", judged.path, "--data", data, "--replace").exit_code == 0
     assert run("card", judged.path, "--check").exit_code == 0
+
+
+@pytest.mark.parametrize("arguments", [(), ("--check",), ("--check", "--data")])
+def test_damaged_results_are_told_by_their_folder_before_anything_is_measured(
+    judged: Checkpoint, data: Path, data_dir: Path, monkeypatch, arguments: tuple[str, ...]
+) -> None:
+    (judged.path / FILE).write_text("{")
+    monkeypatch.setattr("app.commands.evaluate.measure", lambda *_: pytest.fail("measured"))
+    card = (judged.path / "README.md").read_bytes()
+    with pytest.raises(Corrupt) as refused:
+        run("card", judged.path, *arguments, *([data] if "--data" in arguments else []))
+    assert refused.value.message.startswith(f"The results in {judged.path} cannot be used: {FILE} ")
+    assert refused.value.message.endswith(f"`legible eval {judged.path} --data DIR` measures and stores them anew.")
+    assert (judged.path / "README.md").read_bytes() == card
+    monkeypatch.undo()
+    monkeypatch.setenv("LEGIBLE_DATA_DIR", str(data_dir))
+    assert run("card", judged.path, "--data", data).exit_code == 0  # what writes the file anew needs no old one
+    assert run("card", judged.path, "--check").exit_code == 0
+
+
+def nudged(text: str, found: str) -> str:
+    """The card with the last digit of a number, which stands once on it, one higher or lower."""
+    assert text.count(found) == 1
+    digit = next(place for place in reversed(range(len(found))) if found[place].isdigit())
+    return text.replace(
+        found, found[:digit] + ("8" if found[digit] == "9" else str(int(found[digit]) + 1)) + found[digit + 1 :]
+    )
+
+
+def test_stored_figures_are_compared_as_written_and_only_those_measured_anew_to_a_digit(
+    judged: Checkpoint, data: Path, corpus: Path
+) -> None:
+    card = judged.path / "README.md"
+    text = card.read_text(encoding="utf-8")
+    fields = judged.card.fields
+    row = next(line for line in text.splitlines() if line.startswith("| WikiText-2 | bits per byte |"))
+    task = ("--data", data)
+    scan = ("--corpus", corpus)
+    # A line of the card, and what measures it anew.
+    for found, anew, other in (
+        (f"\nblimp: {fields['blimp']}\n", task, scan),
+        (row.split("±")[0], task, scan),
+        (f"\nloss: {fields['loss']}\n", scan, task),
+        (f"Perplexity {fields['perplexity']} on", scan, task),
+    ):
+        card.write_text(nudged(text, found), encoding="utf-8")
+        for arguments, code in (((), 1), (other, 1), (anew, 0), ((*task, *scan), 0)):
+            said = run("card", judged.path, "--check", *arguments)
+            assert said.exit_code == code, (found, arguments, said.stdout)
+            assert ("; 1 differ." in said.stdout) == bool(code)
+
+
+def test_a_count_is_exact_whatever_was_measured_anew(judged: Checkpoint, data: Path, corpus: Path) -> None:
+    card = judged.path / "README.md"
+    text = card.read_text(encoding="utf-8")
+    tokens = int(judged.card.fields["measured_tokens"])
+    quality = next(line for line in text.splitlines() if line.startswith("| BLiMP | accuracy |"))
+    pooled = next(line for line in text.splitlines() if line.startswith("| all |"))
+    sentence = next(line for line in text.splitlines() if line.startswith("Perplexity "))
+    numbers = (f"measured_tokens: {tokens}\n", quality, pooled.rsplit(" %")[0].split(".")[0].rsplit("|", 1)[0])
+    for found in (*numbers, sentence.split(" tokens of")[0]):
+        card.write_text(nudged(text, found), encoding="utf-8")
+        for arguments in ((), ("--data", data, "--corpus", corpus)):
+            said = run("card", judged.path, "--check", *arguments)
+            assert said.exit_code == 1, (found, arguments)
+            assert said.stdout.endswith("; 1 differ.\n")
 
 
 def test_ctrl_c_keeps_what_is_scored_and_the_card(judged: Checkpoint, data: Path, monkeypatch) -> None:

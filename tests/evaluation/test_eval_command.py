@@ -198,6 +198,9 @@ def test_what_cannot_be_done_is_said_at_once(checkpoint, data, tmp_path, monkeyp
     assert "no folder of a task" in refused(checkpoint.path, "--data", checkpoint.path).message
     assert "cannot be used" in refused(checkpoint.path, "--data", data, "--device", "cuda:9").message
     assert "no checkpoint" in refused(tmp_path / "nothing", "--data", data).message
+    idle = refused(checkpoint.path, "--data", data, "--limit", "2", "--replace")
+    assert "--replace has nothing to do with --limit" in idle.message
+    assert idle.code == "usage"
     target = tmp_path / "missing" / "out.json"
     assert f"cannot be written to {target}" in refused(checkpoint.path, "--data", data, "--out", target).message
 
