@@ -125,7 +125,7 @@ def _figures(moments: tuple[Moment, ...]) -> tuple[Drawn, ...]:
         series = [
             Series(name, tuple(moment.operands[place].on for moment in moments)) for place, name in enumerate(operands)
         ]
-        most = max(0.01, *(value for one in series for value in one.values))
+        most = _above(max(value for one in series for value in one.values))
         figure = over_training(tokens, rates, series, "ON over the training", 0.0, most, ("0", percent(most)))
         found.append(Drawn("ON, share of tokens", figure, _legend(series)))
     reads = operands or ["its read row"]
@@ -137,6 +137,11 @@ def _figures(moments: tuple[Moment, ...]) -> tuple[Drawn, ...]:
     low = -1.0 if min(value for one in lines for value in one.values) < 0 else 0.0
     figure = over_training(tokens, rates, lines, label, low, 1.0, ("0" if low == 0 else "−1", "1"))
     return (*found, Drawn("cosine with what it became", figure, _legend(lines)))
+
+
+def _above(share: float) -> float:
+    """The end of a share's axis: a whole per cent, which its label says exactly, with room above all but 100 %."""
+    return min(1.0, max(1, math.ceil(105 * share)) / 100)
 
 
 def _legend(series: list[Series]) -> str:

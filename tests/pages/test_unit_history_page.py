@@ -101,7 +101,8 @@ def test_the_label_at_the_top_of_the_axis_is_exact(site: Site, ended: Checkpoint
     figure = re.findall(r'aria-label="ON over the training".*?</svg>', html, re.DOTALL)[0]
     end = int(re.findall(r'y="10.0" text-anchor="end">(\d+) %<', figure)[0]) / 100
     most = max(operand.on for moment in stored(ended).of(INTERSECTION) for operand in moment.operands)
-    highest = min(float(y) for y in re.findall(r'cy="([\d.]+)"', figure))
+    lines = re.findall(r'class="curve[\w ]*" d="M([^"]+)"', figure)
+    highest = min(float(point.split()[1]) for line in lines for point in line.split("L"))
     assert highest == pytest.approx(TOP + (1 - most / end) * HEIGHT, abs=0.06)
     assert highest > TOP
 
