@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.convertors import Convertor, register_url_convertor
 
@@ -187,6 +187,9 @@ def setup(app: FastAPI) -> None:
     """A plain route before all others: for a page that is kept, the way to it was half of its time."""
     register_url_convertor("layer", Number())
     app.router.add_route("/models/{slug}/layers/{layer:layer}", _plain, methods=["GET"], include_in_schema=False)
+    for form in ("", ".json"):
+        path = f"/models/{{slug}}/layers/L{{layer:layer}}{form}"
+        app.router.add_route(path, _by_id, methods=["GET"], include_in_schema=False)
 
 
 @router.get("/{layer}.json")
@@ -207,6 +210,15 @@ async def layer(slug: str, layer: int, asked_: Annotated[Asked, Query()], reques
 
 async def _plain(request: Request) -> Response:
     return await _kept(request, request.path_params["layer"])
+
+
+async def _by_id(request: Request) -> Response:
+    """A layer named as in the ids of its units and heads, L0: off to its own address, with what was asked."""
+    urls, asked = urls_for(request), request.url.query
+    address = urls.layer(request.path_params["slug"], request.path_params["layer"])
+    if request.url.path.endswith(".json"):
+        address = urls.json(address)
+    return RedirectResponse(f"{address}?{asked}" if asked else address, status_code=303)
 
 
 async def _kept(request: Request, layer: int) -> Response:

@@ -114,6 +114,17 @@ def rows(site: Site, query: str) -> list[dict[str, object]]:
     return found
 
 
+@pytest.mark.parametrize("form", ["", ".json"])
+@pytest.mark.parametrize("query", ["", "?sort=crisp&kind=difference&q=%C3%A9"])
+def test_a_layer_by_its_id(shared: Site, form: str, query: str) -> None:
+    answer = shared.client.get(f"/models/{SLUG}/layers/L1{form}{query}", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, f"/models/{SLUG}/layers/1{form}{query}")
+    assert shared.client.get(answer.headers["location"]).status_code == 200
+    absent = shared.client.get(f"/models/{SLUG}/layers/L7{form}", follow_redirects=True)
+    assert absent.status_code == 404
+    assert "it has layers 0 to 1" in absent.text
+
+
 def test_layer_table_sorts_and_filters(shared: Site) -> None:
     every = rows(shared, "")
     assert [row["index"] for row in every] == list(range(48))
