@@ -23,6 +23,8 @@ LAYER_POINTS = 80
 COLUMNS = 3
 # The most heads whose numbers find room in their cells on a telephone.
 CELLS_WITH_TEXT = 12
+# The most lines whose names find room in one row above a figure on a telephone; a second row would touch its title.
+FEW = 3
 MAIN, SOFT, TONES = "#2f8f6f", "#8b8f98", ("#b9a44c", "#4393c3", "#c8624d", "#8d6bb8")
 
 
@@ -165,10 +167,8 @@ def loss_figure(courses: Sequence[Course], marks: Sequence[Mark]) -> dict[str, A
                     "hovertemplate": "%{text}<extra></extra>",
                 }
             )  # fmt: skip
-    return {
-        "data": data,
-        "layout": _layout("Loss, nats a token", height=360, shapes=_shapes(marks, "paper", "x")),
-    }
+    layout = _layout("Loss, nats a token", height=360, shapes=_shapes(marks, "paper", "x"))
+    return {"data": data, "layout": layout | _legend(data)}
 
 
 def perplexity_figure(courses: Sequence[Course], marks: Sequence[Mark]) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def perplexity_figure(courses: Sequence[Course], marks: Sequence[Mark]) -> dict[
     ]
     layout = _layout("Cumulative perplexity", height=360, shapes=_shapes(marks, "paper", "x"))
     layout["yaxis"] |= _log_axis(data)
-    return {"data": data, "layout": layout}
+    return {"data": data, "layout": layout | _legend(data)}
 
 
 def model_figure(tokens: Sequence[float], rms: Sequence[float], gain: Sequence[float]) -> dict[str, Any]:
@@ -316,6 +316,11 @@ def _layout(title: str, *, height: int, shapes: list[dict[str, Any]] | None = No
         "title": {"text": title}, "height": height, "uirevision": "same", "shapes": shapes or [],
         "xaxis": {"tickformat": "~s", "title": {"text": "tokens"}}, "yaxis": {},
     }  # fmt: skip
+
+
+def _legend(data: Sequence[Any]) -> dict[str, Any]:
+    """The names of many lines stand below the figure, which grows by them; those of a few above it, as everywhere."""
+    return {"legend": {"y": -0.28, "yanchor": "top"}, "height": 340 + 16 * len(data)} if len(data) > FEW else {}
 
 
 def _line(

@@ -223,7 +223,7 @@
         paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
         font: { family: style.getPropertyValue("--sans"), size: 12, color: colour("--ink") },
         margin: { l: 48, r: 12, t: 64, b: 44 }, height: figure.layout.height || 340, autosize: true,
-        legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal" },
+        legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal", ...figure.layout.legend },
         xaxis: { ...axis, ...figure.layout.xaxis }, yaxis: { ...axis, ...figure.layout.yaxis },
         ...Object.fromEntries(axes.map((name) => [name, { ...axis, ...figure.layout[name] }])),
       }, { displayModeBar: false, responsive: true });

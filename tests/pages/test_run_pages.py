@@ -91,6 +91,7 @@ def test_the_page_of_a_run(web: TestClient) -> None:
     text = " ".join("".join(parsed(html).text).split())
     assert "3 layers, d = 24, 4 heads, context 32, membership values on 75% of the heads, ρ = 0.5" in text
     assert "60 of 100" in text
+    assert f"with a horizon of 100; that mean is {4 + 3 * math.exp(-3):.3f} nats a token" in text
     assert "– measured where training ends" in text
     assert "2.4611 ± 0.0419" in text
     assert "perplexity 705.0 in one step" in text
@@ -105,6 +106,8 @@ def test_the_page_of_a_run(web: TestClient) -> None:
         assert f'id="table-{each}"' in html
     names = [trace["name"] for trace in found["loss"]["data"]]
     assert names == ["steps", "mean", "decay-3840: steps", "decay-3840: mean", "spikes", "events"]
+    assert found["loss"]["layout"]["legend"]["yanchor"] == "top", "many names stand below: above is the title"
+    assert "legend" not in found["perplexity"]["layout"]
     spike = found["loss"]["data"][4]
     assert (spike["x"], spike["text"]) == ([30 * 64], [f"spike at step 30: loss {4 + 3 * math.exp(-1.5) + 3:.2f}"])
     # Warm-up, stage and revival, each with an upright.
