@@ -193,8 +193,10 @@ def most_nameable(checkpoints: list[Checkpoint]) -> Checkpoint | None:
 
 
 def describe(checkpoint: Checkpoint) -> str:
-    """Kind, size, and quality and legibility side by side, as far as its card gives them."""
+    """Kind, size, tokens trained, and quality and legibility side by side, as far as its card gives them."""
     parts = [checkpoint.kind, f"{short_count(checkpoint.parameters)} parameters"]
+    if checkpoint.tokens_trained is not None:
+        parts.append(f"{short_count(checkpoint.tokens_trained)} tokens")  # a perplexity says little without them
     if checkpoint.perplexity is not None:
         parts.append(f"perplexity {perplexity_text(checkpoint.perplexity)}")
         # No legible figure without the quality beside it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -37,14 +38,18 @@ router = APIRouter(prefix="/models", default_response_class=HTMLResponse)
 CARD_WORDS = {
     "hash": "weights hash", "data": "data", "tokens": "tokens trained", "recipe": "recipe", "licence": "licence",
     "loss": "loss (nats a token)", "loss_se": "its standard error", "measured_tokens": "measured on, tokens",
-    "heldout": "measured on", "evaluated_on": "measured on", "crisp": "operands crisp", "on": "operands ON",
+    "held_out_loss": "loss (nats a token)", "held_out_loss_se": "its standard error",
+    "crisp": "operands crisp", "on": "operands ON",
     "selective": "operands SELECTIVE", "constant": "operands CONSTANT", "alive": "operands alive",
     "nameable": "operands nameable", "labelled": "operands labelled", "value_selective": "value channels SELECTIVE",
     "half_life_median": "median half-life, tokens", "latches": "quantifiers that are latches",
 }  # fmt: skip
 # What a card measured, apart from where the checkpoint comes from; shares as per cent, counts in thousands.
-CARD_FIGURES = ("loss", "loss_se", "perplexity", "measured_tokens", "heldout", "evaluated_on", "half_life_median")
+CARD_FIGURES = ("loss", "loss_se", "perplexity", "measured_tokens", "half_life_median")
 CARD_SHARES = ("crisp", "on", "selective", "constant", "alive", "nameable", "labelled", "value_selective", "latches")
+# The loss where training ended, which `legible train` measures on another text: the end of its own, left out of it.
+HELD_OUT = ("held_out_loss", "held_out_loss_se")
+MEASURED_ON = ("measured_on", "heldout", "evaluated_on")  # on which text the card's figures are, by the first it has
 LINEAGE = ("parent", "parent_slug", "edits")  # shown in words, with links
 QUALITY_WORDS = {"loss": "loss (nats a token)", "loss_se": "its standard error", "tokens": "predicted tokens"}
 CORPUS_WORDS = {
@@ -74,6 +79,11 @@ class ModelsPage:
 class Fact:
     name: str
     value: str
+
+    @property
+    def number(self) -> bool:
+        """Whether the value is a plain number, which no line break parts."""
+        return re.fullmatch(r"[\d.,]{1,24}( %)?", self.value) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +117,8 @@ class ModelPage:
     said: str
     card: tuple[Fact, ...]
     card_figures: tuple[Fact, ...]
+    measured_on: str | None
+    held_out: tuple[Fact, ...]
     body: Markup
     quality: tuple[Fact, ...]
     scanned: tuple[Fact, ...]
@@ -184,13 +196,16 @@ def _model(services: Services, slug: str, urls: Urls, origin: str) -> ModelPage:
     names, missing = names_of(checkpoint)
     fields = checkpoint.card.fields
     measured = (*CARD_FIGURES, *CARD_SHARES, *JUDGED_WORDS)
+    apart = (*measured, *HELD_OUT, *MEASURED_ON, *LINEAGE)
     return ModelPage(
         title=f"{checkpoint.slug}: checkpoint",
         slug=checkpoint.slug,
         name=checkpoint.title,
         said=describe(checkpoint),
-        card=tuple(_card_fact(key, fields) for key in fields if key not in (*measured, *LINEAGE)),
+        card=tuple(_card_fact(key, fields) for key in fields if key not in apart),
         card_figures=tuple(_card_fact(key, fields) for key in fields if key in measured),
+        measured_on=next((fields[key] for key in MEASURED_ON if key in fields), None),
+        held_out=tuple(_card_fact(key, fields) for key in fields if key in HELD_OUT),
         body=rendered(without_tables(checkpoint.card.body), below=2),
         quality=_quality(checkpoint, names),
         scanned=_scanned(names),

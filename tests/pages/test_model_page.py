@@ -18,7 +18,7 @@ from legible_core.checkpoint import write_card
 from legible_core.folder import Card
 from legible_core.naming.contexts import Contexts
 from legible_core.naming.names import Names
-from legible_core.naming.tables import tables
+from legible_core.naming.tables import Table, tables
 from legible_core.registry import open_checkpoint
 
 
@@ -129,6 +129,60 @@ def test_the_cards_text_is_markdown_that_only_shows_text(tmp_path: Path) -> None
     assert not re.search(r"<(img|script|b|a)\b", prose)
     assert "`" not in prose
     assert "**" not in prose
+
+
+def facts_of(page: str, heading: str) -> tuple[str, dict[str, tuple[str, str]]]:
+    """The sentence under a heading, and what its list says: by name the class and the text of each value."""
+    part = page[page.index(f"<h3>{heading}</h3>") :]
+    part = part[: part.index("</dl>")]
+    sentence = re.findall(r"<p[^>]*>(.*?)</p>", part)[0]
+    rows = re.findall(r'<dt>(.*?)</dt><dd(?: class="(.*?)")?>(.*?)</dd>', part)
+    return sentence, {name: (cls, value) for name, cls, value in rows}
+
+
+def test_each_loss_of_a_card_says_of_which_text_it_is(tmp_path: Path) -> None:
+    made = make_checkpoint(tmp_path / "models", scan=False)
+    fields = {
+        "tokens": "12001280", "held_out_loss": "4.2489", "held_out_loss_se": "0.0055", "loss": "4.3385",
+        "measured_tokens": "686883", "half_life_median": "soon",
+        "measured_on": "validation text that training did not see",
+    }  # fmt: skip
+    own = open_site(tmp_path / "data", write_card(made.path, Card(fields)))
+    try:
+        page = own.client.get(f"/models/{SLUG}").text
+        said, facts = facts_of(page, "Figures on the card")
+        assert said.startswith("On validation text that training did not see;")
+        assert facts["loss (nats a token)"] == ("num", "4.3385"), "a number does not break"
+        assert facts["measured on, tokens"] == ("num", "686,883")
+        assert facts["median half-life, tokens"] == ("", "soon"), "what is no number may"
+        said, facts = facts_of(page, "Held-out loss where training ended")
+        assert said == "On the end of the training text, which training left out: not the text of the figures above."
+        assert facts == {"loss (nats a token)": ("num", "4.2489"), "its standard error": ("num", "0.0055")}
+        assert page.count("4.2489") == 1
+        assert '<dd class="num">12,001,280</dd>' in page
+        for address in ("/", "/models"):
+            assert re.search(r"parameters, 12\.0M tokens, perplexity 76\.59", own.client.get(address).text), address
+    finally:
+        own.services.close()
+
+
+def test_a_card_that_names_no_text_is_given_none(shared: Site) -> None:
+    page = shared.client.get(f"/models/{SLUG}").text
+    assert facts_of(page, "Figures on the card")[0] == "The card does not say on which text."
+    assert "Held-out loss" not in page
+    assert "parameters, perplexity" in shared.client.get("/models").text, "nor tokens that it does not say"
+
+
+def test_the_operand_of_a_deep_head_is_called_one(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = ("people", "L1.h0", " Mr", "title", 0.9, 0.01, "L1.h0.c3", "L1.h0.c3")
+    columns = ("category", "head", "tokens", "label", "agreement", "ON", "channel", "detects")
+    table = Table("deep-heads", "Deep heads", columns, (row,), frozenset({"agreement", "ON"}), "")
+    monkeypatch.setattr("app.pages.model_figures.papers.tables", lambda names: [table])
+    page = site.client.get(f"/models/{SLUG}").text
+    part = page[page.index('<figure id="deep-heads"') :]
+    assert re.findall(r"<th [^>]*>(.*?)</th>", part[: part.index("</thead>")]) == [*columns[:-1], "operand"]
+    answer = site.client.get(f"/models/{SLUG}/figures/deep-heads.csv").text
+    assert answer.startswith(",".join(columns)), "files keep the names of their columns"
 
 
 # ---- a scan from the page --------------------------------------------------------------------------------------------
