@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from legible_core.errors import LegibleError, NotFound
+from legible_core.sampling import MAX_SEED
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,11 +42,11 @@ def diagnose(
         str, typer.Argument(help="A checkpoint: its slug, its hash, or its folder; or a run's folder (its last state).")
     ],
     text: Annotated[str | None, typer.Option(help="Read it on this text; - reads it from standard input.")] = None,
-    corpus: Annotated[Path | None, typer.Option(help="Read it on the beginning of this UTF-8 file.")] = None,
+    corpus: Annotated[Path | None, typer.Option(help="Read it on the beginning of this text, plain or .xz.")] = None,
     tokens: Annotated[
         int, typer.Option(help="How many tokens of the corpus, or of its own text.", min=1, max=MAX_TOKENS)
     ] = SAMPLED,
-    seed: Annotated[int, typer.Option(help="Seed of its own text.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of its own text.", min=0, max=MAX_SEED)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Read a checkpoint for signs of a divergence: off its weights, and on a text."""
@@ -170,23 +171,14 @@ def _given(words: Any, text: str | None, corpus: Path | None, tokens: int) -> tu
         text = sys.stdin.read()
     source = "text"
     if corpus is not None:
-        text, source = _beginning(corpus, 8 * tokens), f"corpus {corpus.name}"
+        from legible_core.training.sources import beginning
+
+        text, source = beginning(corpus, 8 * tokens), f"corpus {corpus.name}"
     assert text is not None
     ids = torch.tensor(words.encode(text)[:tokens], dtype=torch.long)
     if not len(ids):
         raise LegibleError("The text is empty; give at least one token of it.", code="empty_prompt")
     return ids, source
-
-
-def _beginning(corpus: Path, size: int) -> str:
-    """The first characters of a UTF-8 file."""
-    try:
-        with corpus.open(encoding="utf-8") as file:
-            return file.read(size)
-    except FileNotFoundError:
-        raise NotFound(f"There is no text at {corpus}; give a UTF-8 file.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise LegibleError(f"{corpus} cannot be read as UTF-8 text ({type(error).__name__}).") from None
 
 
 def _own(model: Transformer, words: Any, tokens: int, seed: int) -> tuple[list[Tensor], dict[str, Any]]:

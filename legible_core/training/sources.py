@@ -205,6 +205,16 @@ def documents(path: Path) -> Iterator[str]:
             parts = []
 
 
+def beginning(path: Path, characters: int) -> str:
+    """The first characters of a text file, or of a folder's first, as they stand there; raises as `documents` does."""
+    found = ""
+    for text, _ in _chunks(Files(path).files()[0]):
+        found += text
+        if len(found) >= characters:
+            break
+    return found[:characters]
+
+
 def pieces(chunks: Iterable[tuple[str, int]], fits: Fits | None = None, name: str = "the text") -> Iterator[Piece]:
     """Documents of one text in pieces of about `PIECE` characters; a line `<|endoftext|>` separates documents.
 

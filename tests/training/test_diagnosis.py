@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import lzma
 import math
 import statistics
 from dataclasses import replace
@@ -22,6 +23,7 @@ from legible_core.checkpoint import save
 from legible_core.config import ModelConfig
 from legible_core.errors import LegibleError, NotFound
 from legible_core.folder import Card
+from legible_core.training import sources
 from legible_core.training.diagnosis import Sign, own_text, signs
 from legible_core.training.history import largest_head
 from legible_core.training.state import write_state
@@ -217,7 +219,8 @@ def test_a_run_is_read_in_its_last_state(tmp_path: Path, words: Path) -> None:
         (["no-such-slug"], "no-such-slug"),
         (["{folder}", "--text", "a", "--corpus", "b"], "not both"),
         (["{folder}", "--corpus", "{folder}/none.txt"], "There is no text at"),
-        (["{folder}", "--corpus", "{folder}/model.safetensors"], "cannot be read as UTF-8"),
+        (["{folder}", "--corpus", "{folder}/model.safetensors"], "is not UTF-8 text: byte"),
+        (["{folder}", "--corpus", "{folder}"], "holds no .txt or .xz file"),
         (["{folder}", "--text", ""], "The text is empty"),
     ],
 )
@@ -226,3 +229,22 @@ def test_bad_arguments_are_one_sentence(folder: Path, words_given: list[str], sa
     done = CliRunner().invoke(build(), arguments)
     assert isinstance(done.exception, LegibleError)
     assert said in done.exception.message
+
+
+@pytest.mark.parametrize("seed", ["-1", str(1 << 31), "9" * 20])
+def test_a_seed_beyond_what_every_other_takes(folder: Path, seed: str) -> None:
+    done = CliRunner().invoke(build(), ["diagnose", str(folder), "--seed", seed, "--tokens", "8"])
+    assert done.exit_code == 2
+    assert "--seed" in done.output
+    assert "than or equal to" in done.output
+
+
+def test_a_packed_corpus_is_the_same_text(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "CHUNK", 100)
+    text = "ABCD\nDCBA\n" * 40  # more than is read at once
+    (tmp_path / "t.txt").write_text(text, encoding="utf-8")
+    (tmp_path / "t.txt.xz").write_bytes(lzma.compress(text.encode()))
+    plain, packed = (examine(str(folder), corpus=tmp_path / name, tokens=30) for name in ("t.txt", "t.txt.xz"))
+    assert plain["read_on"]["tokens"] == 30
+    assert packed["read_on"]["source"] == "corpus t.txt.xz"
+    assert packed["layers"] == plain["layers"]
