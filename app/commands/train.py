@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +14,7 @@ from legible_core.errors import LegibleError
 if TYPE_CHECKING:
     import torch
 
+    from legible_core.registry import Checkpoint
     from legible_core.training.loop import Run
     from legible_core.training.recipe import Recipe
     from legible_core.training.step import Precision
@@ -56,9 +59,10 @@ def train(
         Path | None, typer.Option(help="Write the decayed weights as a checkpoint folder here (with --decay).")
     ] = None,
     begin: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            "--from", help="Begin from this checkpoint folder where the run has no state; needs --from-tokens."
+            "--from",
+            help="Begin from this checkpoint (slug, hash or folder) where the run has no state; needs --from-tokens.",
         ),
     ] = None,
     begin_tokens: Annotated[
@@ -73,14 +77,13 @@ def train(
     from app.commands.training_progress import Reporter
     from app.runs import announced
     from app.settings import Settings
-    from legible_core.registry import open_checkpoint
     from legible_core.training.distributed import processes, rank
     from legible_core.training.folder import alone
     from legible_core.training.loop import Run
     from legible_core.training.memory import keep_memory
     from legible_core.training.recipe import load_recipe, resolve
     from legible_core.training.sources import find_source
-    from legible_core.training.state import read_meta, writing
+    from legible_core.training.state import writing
     from legible_core.training.warnings import of as warnings_of
 
     plan = load_recipe(recipe)
@@ -104,7 +107,7 @@ def train(
     )
     given = tokenizer or (Path(resolve(data.tokenizer, recipe.parent)) if data.tokenizer else None)
     keep_memory()
-    with processes(device) as place, writing(folder), alone(folder):
+    with processes(device) as place, _stopping(folder), writing(folder), alone(folder):
         first = rank() == 0
         for warning in warnings_of(plan) if first else ():
             typer.echo(f"Warning: {warning}", err=True)
@@ -123,25 +126,46 @@ def train(
                 telemetry_every=telemetry_every,
                 precision=_precision(precision, place),
                 compiled=compiled,
-                begin=None if begin is None or begin_tokens is None else (open_checkpoint(begin), begin_tokens),
+                begin=None if begin is None or begin_tokens is None else (_begun(begin), begin_tokens),
             )
             reporter.listen()
-            where: Path | None = folder
+            where = folder
             if decay:
-                try:
-                    where = run.decay(reporter.step, tokens=decay_tokens, save_seconds=save_seconds)
-                except KeyboardInterrupt:
-                    where = None
+                where = run.decay(reporter.step, tokens=decay_tokens, save_seconds=save_seconds)
             elif not run.train(reporter.step, save_seconds=save_seconds, steps=steps, snapshot_every=snapshot_every):
-                where = None
-        if where is None:
-            if first:
-                saved = read_meta(folder / "state")
-                at = f"the state of step {saved['step']:,} is saved in {folder}" if saved else "nothing was saved yet"
-                typer.echo(f"Stopped; {at}. The same command goes on from there.")
-            raise typer.Exit(130)
+                raise KeyboardInterrupt
         if first:
             _report(run, where, ship)
+
+
+@contextmanager
+def _stopping(folder: Path) -> Iterator[None]:
+    """Say of a run that was stopped, by Ctrl-C before its first step too, where it goes on; exit code 130."""
+    from legible_core.training.distributed import rank
+    from legible_core.training.state import read_meta
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        if rank() == 0:
+            saved = read_meta(folder / "state")
+            at = f"the state of step {saved['step']:,} is saved in {folder}" if saved else "nothing was saved yet"
+            typer.echo(f"Stopped; {at}. The same command {'goes on from there' if saved else 'starts it anew'}.")
+        raise typer.Exit(130) from None
+
+
+def _begun(model: str) -> Checkpoint:
+    """The checkpoint that a run begins from: weights of a legible design."""
+    from app.commands.read import find
+
+    found = find(model)
+    if found.ordinary:
+        raise LegibleError(
+            f"{model} is an ordinary model, and a run trains a legible design; give --from a checkpoint of the same "
+            "recipe.",
+            code="bad_options",
+        )
+    return found
 
 
 def _check_ship(ship: Path, plan: Recipe) -> None:

@@ -35,7 +35,7 @@ class Angle:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.weight) and self.weight >= 0):
             raise LegibleError(
-                f"The recipe is not usable: angle.weight is {self.weight}; it must be a number of at least 0.",
+                f"The recipe is not usable: angle.weight is {self.weight}; it must be a finite number of at least 0.",
                 code="bad_recipe",
             )
 

@@ -126,7 +126,7 @@ class OptimiserRecipe:
         for name in ("lr", "theta_lr", "matrix_lr", "weight_decay", "matrix_weight_decay"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise _bad(f"optimiser.{name} is {value}; it must be a number of at least 0")
+                raise _bad(f"optimiser.{name} is {value}; it must be a finite number of at least 0")
         if not self.clip > 0:
             raise _bad(f"optimiser.clip is {self.clip}; it must be a number above 0")
         for name, value in (("momentum", self.momentum), *(("betas", beta) for beta in self.betas)):

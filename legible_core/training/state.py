@@ -98,11 +98,12 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except WRITE_ERRORS as error:
-        reason = write_reason(error)
+        reason, saved = write_reason(error), has_state(folder / "state")
         raise Unavailable(
             f"The run cannot be written to {folder}: {reason}.",
             code="cannot_write",
-            hint="What was saved before is whole; make room or choose another folder with --out, then start it again.",
+            hint=("What was saved before is whole" if saved else "Nothing was saved yet")
+            + "; make room or choose another folder with --out, then start it again.",
         ) from None
 
 

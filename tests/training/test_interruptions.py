@@ -207,6 +207,29 @@ def test_a_disk_that_fills_leaves_the_last_good_state(straight: Path, tmp_path: 
     same_run(folder, straight)
 
 
+def test_a_stop_before_the_first_step_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the text is read Ctrl-C is no wish yet: it comes as what it is anywhere."""
+
+    def stopped(*words: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("legible_core.training.loop.Run", stopped)
+    result = CliRunner().invoke(build(), ["train", str(TINY), "--out", str(tmp_path / "run")])
+    assert result.exit_code == 130
+    assert "Stopped; nothing was saved yet. The same command starts it anew." in result.output
+
+
+def test_a_first_save_that_fails_does_not_speak_of_an_earlier_one(tmp_path: Path) -> None:
+    def hint() -> str:
+        with pytest.raises(Unavailable) as caught, writing(tmp_path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return str(caught.value.hint)
+
+    assert hint().startswith("Nothing was saved yet; make room")
+    write_state(tmp_path / "state", {"w": torch.ones(3)}, {"w": torch.ones(3)}, {"step": 1})
+    assert hint().startswith("What was saved before is whole; make room")
+
+
 @pytest.mark.parametrize("kind", ["save_file", "sync"])
 def test_what_a_full_disk_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     tensors = {"w": torch.ones(3)}
@@ -390,6 +413,9 @@ def test_a_run_that_never_began_is_not_remembered(tmp_path: Path, monkeypatch: p
         (["--precision", "int8"], "must be auto, float32 or bfloat16"),
         (["--decay", "--steps", "3"], "belong to the constant part"),
         (["--ship", "x"], "needs --decay"),
+        (["--from", "no-such-slug", "--from-tokens", "512"], "There is no checkpoint 'no-such-slug'; there are: "),
+        # The slug of one that ships, as for any other command.
+        (["--from", "novel-gelu", "--from-tokens", "512"], "has another shape than the recipe's [model]"),
     ],
 )
 def test_what_the_command_refuses(tmp_path: Path, words: list[str], reason: str) -> None:
