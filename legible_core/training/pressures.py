@@ -62,8 +62,8 @@ class Pressure:
         for each in self.strengths():
             if any(not isinstance(s, int | float) or isinstance(s, bool) or not 0 <= s < 1e6 for s in _as_tuple(each)):
                 raise _bad(
-                    "sparsity and crispness must be a finite number of at least 0 and below 1e6, or a list with one per "
-                    "layer"
+                    "sparsity and crispness must be a finite number of at least 0 and below 1e6, or a list with one "
+                    "per layer"
                 )
         if any(not 0 <= floor < 0.5 for floor in [self.floor, *(stage.floor for stage in self.later)]):
             raise _bad("floor must be at least 0 and below 0.5")

@@ -118,7 +118,7 @@ ATTENTION = '[attention_pressure]\nregime = "crispness"\ncrispness = 0.1'
         ("", "[angle]\nweight = -1.0", "angle.weight is -1.0"),
         ("", "[angle]\nweight = nan", "angle.weight is nan"),
         ("", "[optimiser]\nlr = nan", "optimiser.lr is nan; it must be a finite number of at least 0"),
-        ("", '[feed_forward_pressure]\nregime = "crispness"\ncrispness = inf', "must be a finite number of at least 0 and below"),
+        ("", '[feed_forward_pressure]\nregime = "crispness"\ncrispness = inf', "must be a finite number of at least 0"),
         ("", "[optimiser]\nclip = 0.0", "optimiser.clip is 0.0; it must be a number above 0"),
         ("", "[optimiser]\nbetas = [0.9, 1.0]", r"optimiser.betas is \(0.9, 1.0\); it must be at least 0 and below 1"),
     ],
