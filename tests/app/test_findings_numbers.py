@@ -18,6 +18,7 @@ from legible_core.naming.tables import memory
 from legible_core.registry import open_checkpoint
 
 PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
+ARMS = PAGE.with_name("arms.json")  # what `legible family --json` printed of the short arms
 NUMBER = re.compile(r"−?\d[\d,]*(?:\.\d+)?")
 SLUGS = ("novel-both", "novel-membership", "novel-legible", "novel-legible-12m", "novel-gelu")
 
@@ -110,12 +111,18 @@ def numbers(cell: str) -> list[tuple[float, float]]:
     return [(float(text), 0.5 * 10.0 ** -len(text.partition(".")[2])) for text in found]
 
 
+def table(section: str) -> list[list[str]]:
+    """The cells of a section's first table, its head first."""
+    text = PAGE.read_text(encoding="utf-8").split(f"## {section}", 1)[1]
+    found = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert found is not None
+    head, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in found[0].splitlines()]
+    return [head, *body]
+
+
 def cells(section: str) -> Iterator[tuple[str, dict[str, str]]]:
     """The rows of a section's first table: the title, and the cell of each checkpoint's column."""
-    text = PAGE.read_text(encoding="utf-8").split(f"## {section}", 1)[1]
-    table = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
-    assert table is not None
-    head, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[0].splitlines()]
+    head, *body = table(section)
     columns = [name.split(" ")[0] for name in head]
     for row in body:
         yield row[0], dict(zip(columns[1:], row[1:], strict=True))
@@ -141,6 +148,31 @@ def test_tables_of_checkpoints_are_the_files(section: str) -> None:
                 wrong.append(f"{slug}, {title}: {cell} on the page, {values} in the files")
     assert not wrong, "\n".join(wrong)
     assert compared > 20
+
+
+def test_the_table_of_short_arms_is_the_file() -> None:
+    arms = {arm["checkpoint"].removeprefix("arm-"): arm for arm in json.loads(ARMS.read_text(encoding="utf-8"))}
+    head, *body = table("Short matched arms")
+    # The columns of `legible family`, in the order of the table's; the first two are of the losses.
+    columns = [
+        [f"feed-forward operands {key}" for key in ("crisp", "ON", "SELECTIVE", "CONSTANT")],
+        ["value channels SELECTIVE", "value channels CONSTANT"],
+        ["attention operands crisp", "attention operands ON"],
+        [f"operands of both {key}" for key in ("alive", "in the ON range", "nameable", "nameable and labelled")],
+    ]
+    assert len(head) == 3 + len(columns)
+    rows = {match[1]: row for row in body if (match := re.match(r"`([^`]+)`", row[0]))}
+    assert arms.keys() <= rows.keys()
+    wrong = []
+    for name, arm in arms.items():
+        losses = arm["on_corpus"]
+        # The first arm's difference from itself is none.
+        paired = [] if losses["difference"] == 0.0 else [losses["difference"], losses["difference_se"]]
+        shares = [[100 * arm["all"][key] for key in keys if arm["all"][key] is not None] for keys in columns]
+        for cell, values in zip(rows[name][1:], [[losses["loss"]], paired, *shares], strict=True):
+            if differs(numbers(cell), values):
+                wrong.append(f"{name}: {cell} on the page, {values} in the file")
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
