@@ -12,6 +12,7 @@ import typer
 from app.commands.interrupt import interruptible
 from app.commands.shipped import Replace, keep_shipped
 from legible_core.errors import LegibleError, NotFound
+from legible_core.sampling import MAX_SEED
 
 if TYPE_CHECKING:
     from legible_core.accounting.measure import Plan
@@ -50,7 +51,7 @@ def account(
     parts: Annotated[
         str, typer.Option(help="Which parts, separated by commas: counts, depth, carriage, reads, writes.")
     ] = "counts,depth,carriage,reads,writes",
-    seed: Annotated[int, typer.Option(help="Seed of the sample.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sample.", min=0, max=MAX_SEED)] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for the results; default: the checkpoint's.")] = None,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:N.")] = "auto",
     restart: Annotated[bool, typer.Option("--restart", help="Forget an interrupted naming by writes.")] = False,

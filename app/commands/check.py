@@ -12,6 +12,7 @@ from app.commands.check_said import bands_table, show_checks, show_necessity, sh
 from app.commands.interrupt import interruptible
 from app.commands.shipped import Replace, keep_shipped
 from legible_core.errors import LegibleError, NotFound
+from legible_core.sampling import MAX_SEED
 
 if TYPE_CHECKING:
     from legible_core.causal.records import Checks
@@ -61,7 +62,9 @@ def check(
     floor: Annotated[
         float, typer.Option(help="With --bands: necessity is told of predictions of at least this probability.")
     ] = FLOOR,
-    seed: Annotated[int, typer.Option(help="With --bands: of the places and the random components.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="With --bands: of the places and the random components.", min=0, max=MAX_SEED)
+    ] = 0,
     out: Annotated[
         Path | None, typer.Option(help="With --bands: write to this file, not to the checkpoint's folder.")
     ] = None,
@@ -108,7 +111,9 @@ def necessity(
     corpus: Corpus = None,
     sample: Annotated[int, typer.Option(help="With --corpus: how many held-out predictions.")] = SAMPLE,
     floor: Annotated[float, typer.Option(help="With --corpus: only predictions of at least this probability.")] = FLOOR,
-    seed: Annotated[int, typer.Option(help="Of the random sets, and with --corpus of the places.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Of the random sets, and with --corpus of the places.", min=0, max=MAX_SEED)
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Remove the top 1, 2, 4, ... 64 components of a prediction, against random sets of the same size and kinds."""
@@ -140,7 +145,7 @@ def sufficiency(
     position: Position = None,
     edit: Edits = None,
     seeds: Annotated[int, typer.Option(help="Random sets of the size found, 1 to 100.")] = 32,
-    seed: Annotated[int, typer.Option(help="Of the random sets.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the random sets.", min=0, max=MAX_SEED)] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Search the smallest set of components that still emits the token when all others are zeroed at its position."""

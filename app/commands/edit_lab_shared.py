@@ -22,6 +22,7 @@ import typer
 
 from app.commands.edit_lab_child import Child
 from legible_core.errors import LegibleError, NotFound
+from legible_core.sampling import MAX_SEED
 
 if TYPE_CHECKING:
     from legible_core.editing.install import Bench, Pair
@@ -68,7 +69,7 @@ OPTIONS: dict[str, Any] = {
         Path | None,
         typer.Option(help="A layer-native table made by `legible native`; default: made of the first half."),
     ],
-    "seed": Annotated[int, typer.Option(help="Seed of everything drawn.", min=0)],
+    "seed": Annotated[int, typer.Option(help="Seed of everything drawn.", min=0, max=MAX_SEED)],
     "save": Annotated[
         str | None, typer.Option(help="Also save the cheapest edit that counts as installed, as a child of this name.")
     ],

@@ -14,6 +14,7 @@ import typer
 from app.commands.edit import given_edits
 from app.commands.interrupt import interruptible
 from legible_core.errors import LegibleError, Unavailable
+from legible_core.sampling import MAX_SEED
 
 if TYPE_CHECKING:
     from legible_core.evaluation.data import Suite
@@ -46,7 +47,7 @@ def effect(
     controls: Annotated[
         int, typer.Option(help="Random draws of components of the same kind and layer, edited alike.", min=0, max=100)
     ] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.", min=0, max=MAX_SEED)] = 0,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Write the results as JSON to this file too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from legible_core.errors import LegibleError, NotFound
+from legible_core.sampling import MAX_SEED
 
 if TYPE_CHECKING:
     from legible_core.registry import Checkpoint
@@ -38,7 +39,7 @@ def history(
         typer.Option(help="Measure on the beginning of this UTF-8 file; default: text that the checkpoint writes."),
     ] = None,
     tokens: Annotated[int, typer.Option(help="How many tokens to measure on.", min=64, max=MAX_TOKENS)] = TOKENS,
-    seed: Annotated[int, typer.Option(help="Seed of the text that the checkpoint writes.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the text that the checkpoint writes.", min=0, max=MAX_SEED)] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for history.safetensors; default: the checkpoint's.")] = None,
 ) -> None:
     """Measure each unit's history over the training and store it as history.safetensors.

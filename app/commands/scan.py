@@ -17,6 +17,7 @@ from app.scanning import Job, Text, check_writable, finish, load_any, merged, pr
 from app.scanning_ordinary import in_dtype, place_of
 from app.scanning_report import report
 from legible_core.errors import LegibleError, NotFound
+from legible_core.sampling import MAX_SEED
 
 if TYPE_CHECKING:
     from legible_core.naming.contexts import Contexts
@@ -57,7 +58,7 @@ def scan(
             min=1,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampled text.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampled text.", min=0, max=MAX_SEED)] = 0,
     contexts_only: Annotated[
         bool, typer.Option("--contexts-only", help="With --sample: make contexts and leave the names as they are.")
     ] = False,

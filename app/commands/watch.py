@@ -16,6 +16,7 @@ import typer
 
 from app.commands.interrupt import interruptible
 from legible_core.errors import LegibleError, NotFound
+from legible_core.sampling import MAX_SEED
 
 if TYPE_CHECKING:
     from legible_core.hits import Hit, Teller
@@ -40,7 +41,7 @@ def watch(
         int | None, typer.Option(metavar="N", help="Let the checkpoint write up to N tokens after the text.")
     ] = None,
     temperature: Annotated[float, typer.Option(help="With --generate: 0 takes the most probable token.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="With --generate: the seed of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="With --generate: the seed of the draws.", min=0, max=MAX_SEED)] = 0,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:N.")] = "cpu",
 ) -> None:
     """Flag the tokens of standard input that monitors hit, as they are read or generated: one JSON line for each hit.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from app import cli, paths
@@ -17,6 +20,7 @@ from app.main import create_app
 from app.settings import Settings, is_loopback
 from app.urls import Urls
 from legible_core.errors import Conflict, LegibleError, NotFound
+from legible_core.sampling import MAX_SEED
 
 URLS = Urls("/lab")
 
@@ -192,3 +196,21 @@ def test_the_documentation_lists_every_setting_as_it_is() -> None:
         shown = "" if field.default_factory or field.default in (None, "", ()) else f"`{field.default}`"
         row = f"| `{flag}` | `LEGIBLE_{name.upper()}` | {shown} | {(field.description or '').rstrip('.')} |"
         assert row in documented, row
+
+
+def test_every_seed_has_bounds() -> None:
+    """What draws cannot take a number of any size, and would end in a traceback."""
+
+    def commands(command: Any, words: str) -> Iterator[tuple[str, Any]]:
+        yield words, command
+        for name, each in getattr(command, "commands", {}).items():
+            yield from commands(each, f"{words} {name}")
+
+    bounds = {
+        words: (parameter.min, parameter.max)
+        for words, command in commands(typer.main.get_command(cli.build()), "legible")
+        for parameter in command.params
+        if parameter.name == "seed"
+    }
+    assert len(bounds) > 8
+    assert set(bounds.values()) == {(0, MAX_SEED)}, bounds
