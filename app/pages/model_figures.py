@@ -182,10 +182,7 @@ def _drawing(names: Names, table: papers.Table, under: str) -> dict[str, Any] | 
 
 
 def _head(table: papers.Table) -> list[str]:
-    if table.id == "half-lives":
-        return ["half-life, tokens", *table.columns[2:]]
-    # The id of the operand that detects; files and cards keep the column's name.
-    return ["operand" if column == "detects" else column for column in table.columns]
+    return ["half-life, tokens", *table.columns[2:]] if table.id == "half-lives" else list(table.columns)
 
 
 def _row(checkpoint: Checkpoint, table: papers.Table, row: tuple[papers.Cell, ...], urls: Urls) -> tuple[Cell, ...]:

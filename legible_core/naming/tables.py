@@ -139,7 +139,7 @@ def heads(names: Names) -> Table | None:
 
 def deep_heads(names: Names) -> Table | None:
     """Figure 4, right: of each head of the deep half the channel that is nameable best, where one is."""
-    columns = ("category", "head", "tokens", "label", "agreement", "ON", "channel", "detects")
+    columns = ("category", "head", "tokens", "label", "agreement", "ON", "channel", "operand")
     order = {category: number for number, category in enumerate(CATEGORIES)}
     found = sorted(_nameable_heads(names), key=lambda row: (order[str(row[0])], -float(row[4] or 0.0), str(row[1])))
     note = (

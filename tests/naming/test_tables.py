@@ -98,6 +98,7 @@ def test_the_panel_holds_known_labels_of_the_deep_half(names: Names) -> None:
     for row in table.records() if table is not None else []:
         assert str(row["head"]).startswith("L1.")
         assert row["category"] in CATEGORIES
+        assert row["operand"]
         assert float(row["agreement"] or 0) >= 0.8
 
 

@@ -18,7 +18,7 @@ from legible_core.checkpoint import write_card
 from legible_core.folder import Card
 from legible_core.naming.contexts import Contexts
 from legible_core.naming.names import Names
-from legible_core.naming.tables import Table, tables
+from legible_core.naming.tables import tables
 from legible_core.registry import open_checkpoint
 
 
@@ -171,18 +171,6 @@ def test_a_card_that_names_no_text_is_given_none(shared: Site) -> None:
     assert facts_of(page, "Figures on the card")[0] == "The card does not say on which text."
     assert "Held-out loss" not in page
     assert "parameters, perplexity" in shared.client.get("/models").text, "nor tokens that it does not say"
-
-
-def test_the_operand_of_a_deep_head_is_called_one(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = ("people", "L1.h0", " Mr", "title", 0.9, 0.01, "L1.h0.c3", "L1.h0.c3")
-    columns = ("category", "head", "tokens", "label", "agreement", "ON", "channel", "detects")
-    table = Table("deep-heads", "Deep heads", columns, (row,), frozenset({"agreement", "ON"}), "")
-    monkeypatch.setattr("app.pages.model_figures.papers.tables", lambda names: [table])
-    page = site.client.get(f"/models/{SLUG}").text
-    part = page[page.index('<figure id="deep-heads"') :]
-    assert re.findall(r"<th [^>]*>(.*?)</th>", part[: part.index("</thead>")]) == [*columns[:-1], "operand"]
-    answer = site.client.get(f"/models/{SLUG}/figures/deep-heads.csv").text
-    assert answer.startswith(",".join(columns)), "files keep the names of their columns"
 
 
 # ---- a scan from the page --------------------------------------------------------------------------------------------
