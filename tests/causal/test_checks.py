@@ -264,6 +264,8 @@ def test_mediation_is_four_plain_forwards(engine: Engine) -> None:
     quiet = make_engine()
     with torch.no_grad():
         quiet.model.layers[1].feed_forward.down[:, 10] = 0
+        # So loud a head that m, a share of its effect, is told from the rounding of two logits.
+        quiet.model.layers[0].attention.output[:, 6:12] *= 10
     assert mediation(quiet, asked(), first, second)["m"] == pytest.approx(0, abs=1e-5)
     with torch.no_grad():
         quiet.model.layers[0].attention.output.zero_()
