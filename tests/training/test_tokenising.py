@@ -31,16 +31,22 @@ def script(code: str, *words: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+def begun(place: Path) -> tuple[Path, Path, Path, Path]:
+    """A run of two steps: its text, its tokenizer, its folder, and the file of its token ids."""
+    text = write_text(place / "t.txt")
+    tokenizer = write_tokenizer(text, place / "tokenizer.json")
+    folder = place / "run"
+    Run(RECIPE, folder, text, tokenizer=tokenizer).train(lambda step: step.number < 2)
+    (ids,) = (folder / "tokens").glob("*.ids")
+    return text, tokenizer, folder, ids
+
+
 # ---- what was altered ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ["text", "tokens"])
 def test_a_change_that_keeps_the_length_is_refused(tmp_path: Path, what: str) -> None:
-    text = write_text(tmp_path / "t.txt")
-    tokenizer = write_tokenizer(text, tmp_path / "tokenizer.json")
-    folder = tmp_path / "run"
-    Run(RECIPE, folder, text, tokenizer=tokenizer).train(lambda step: step.number < 2)
-    (ids,) = (folder / "tokens").glob("*.ids")
+    text, tokenizer, folder, ids = begun(tmp_path)
     altered = text if what == "text" else ids
     content, before = altered.read_bytes(), altered.stat()
     other = content.replace(b"cat", b"dog") if what == "text" else content[:200] + content[202:] + content[200:202]
@@ -64,11 +70,7 @@ def test_a_change_that_keeps_the_length_is_refused(tmp_path: Path, what: str) ->
 @pytest.mark.parametrize("cut", ["a byte", "all"])
 def test_tokens_that_were_cut_are_refused(tmp_path: Path, cut: str) -> None:
     """No whole number of ids, or none: numpy can map neither."""
-    text = write_text(tmp_path / "t.txt")
-    tokenizer = write_tokenizer(text, tmp_path / "tokenizer.json")
-    folder = tmp_path / "run"
-    Run(RECIPE, folder, text, tokenizer=tokenizer).train(lambda step: step.number < 2)
-    (ids,) = (folder / "tokens").glob("*.ids")
+    text, tokenizer, folder, ids = begun(tmp_path)
     os.truncate(ids, ids.stat().st_size - 1 if cut == "a byte" else 0)
     with pytest.raises(Conflict, match="were altered") as caught:
         Run(RECIPE, folder, text, tokenizer=tokenizer)
